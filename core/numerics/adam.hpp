@@ -63,15 +63,27 @@ struct AdamElement {
   float v;
 };
 
+/// The moments of a step; `g` is the gradient, scaled.
+TANDEM_HD float adam_m(float m, float g, const AdamCoefficients& c) {
+  return fma(c.beta1, m, mul(c.one_minus_beta1, g));
+}
+TANDEM_HD float adam_v(float v, float g, const AdamCoefficients& c) {
+  return fma(mul(c.one_minus_beta2, g), g, mul(c.beta2, v));
+}
+/// The direction of a step, from its moments before they are rounded to what is stored.
+TANDEM_HD float adam_direction(float m, float v, const AdamCoefficients& c) {
+  return div(m, fma(sqrt(v), c.inv_sqrt_correction2, c.eps));
+}
+TANDEM_HD float adam_master(float master, float direction, const AdamCoefficients& c) {
+  return fma(c.minus_step_size, direction, fma(c.minus_decay, master, master));
+}
+
 /// One element. `gradient` is the bf16 gradient widened to fp32, before `gradient_scale`.
 TANDEM_HD AdamElement adamw(AdamElement s, float gradient, const AdamCoefficients& c) {
   const float g = mul(gradient, c.gradient_scale);
-  const float m = fma(c.beta1, s.m, mul(c.one_minus_beta1, g));
-  const float v = fma(mul(c.one_minus_beta2, g), g, mul(c.beta2, s.v));
-  const float denominator = fma(sqrt(v), c.inv_sqrt_correction2, c.eps);
-  const float decayed = fma(c.minus_decay, s.master, s.master);
-  const float master = fma(c.minus_step_size, div(m, denominator), decayed);
-  return {master, m, v};
+  const float m = adam_m(s.m, g, c);
+  const float v = adam_v(s.v, g, c);
+  return {adam_master(s.master, adam_direction(m, v, c), c), m, v};
 }
 
 }  // namespace numerics

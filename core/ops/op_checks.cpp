@@ -9,6 +9,8 @@
 #include <string_view>
 #include <utility>
 
+#include "core/numerics/undo.hpp"
+
 namespace tandem::checks {
 namespace {
 
@@ -439,6 +441,17 @@ void adamw(const AdamPiece& piece) {
   const Operands check("adamw");
   check.that(piece.format != StateFormat::byte_moments || piece.index % coded_record == 0,
              "moments in a byte each from within a record, at element " + std::to_string(piece.index));
+}
+
+void speculation(const AdamPiece& piece, const AdamCoefficients& c, const UndoPiece& undo) {
+  adamw(piece);
+  const Operands check("an update that may be taken back");
+  check.that(!is_lion(piece.format), "it is of Lion");
+  check.that(numerics::is_invertible(c), "beta below 0.5, or lr times weight decay above it");
+  check.that(piece.count % layout_quantum == 0 && undo.begin % layout_quantum == 0 && undo.range % layout_quantum == 0,
+             "parts of blocks");
+  check.that(piece.count <= undo.range - undo.begin, "more elements than the record has");
+  check.that(undo.memory != nullptr && undo.block_norms != nullptr, "no memory");
 }
 
 }  // namespace tandem::checks

@@ -2,6 +2,7 @@
 // Checks of the operands of core/ops/ops.hpp, the same for every backend: each is called before its operation is queued
 // and throws MisuseError "OPERATION: why" with the shapes that do not fit.
 #include "core/ops/ops.hpp"
+#include "core/ops/undo_record.hpp"
 
 namespace tandem::checks {
 
@@ -61,5 +62,7 @@ void embedding_backward(const TensorView& dout, const TensorView& tokens, const 
 
 /// Check of adamw, for UpdateKernels too.
 void adamw(const AdamPiece& piece);
+/// Check of updates that may be taken back.
+void speculation(const AdamPiece& piece, const AdamCoefficients& c, const UndoPiece& undo);
 
 }  // namespace tandem::checks

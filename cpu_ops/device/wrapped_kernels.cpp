@@ -13,6 +13,20 @@ class WrappedKernels final : public UpdateKernels {
   void adamw(const AdamPiece& piece, const AdamCoefficients& c, int most_threads) override {
     around_(piece.count, [&] { inner_->adamw(piece, c, most_threads); });
   }
+  std::int64_t speculate(const AdamPiece& piece, const AdamCoefficients& c, const UndoPiece& undo,
+                         int most_threads) override {
+    std::int64_t updated = 0;
+    around_(piece.count, [&] { updated = inner_->speculate(piece, c, undo, most_threads); });
+    return updated;
+  }
+  void settle(const AdamPiece& piece, const AdamCoefficients& speculated, const AdamCoefficients& actual,
+              Settling settling, const UndoPiece& undo, int most_threads) override {
+    const std::int64_t recorded = recorded_elements(undo, piece.format, piece.count);
+    const std::int64_t worked_on = settling == Settling::redo      ? piece.count
+                                   : settling == Settling::retract ? recorded
+                                                                   : piece.count - recorded;
+    around_(worked_on, [&] { inner_->settle(piece, speculated, actual, settling, undo, most_threads); });
+  }
   void weights_of_master(const float* master, bf16* weight, std::int64_t count) override {
     inner_->weights_of_master(master, weight, count);
   }

@@ -11,7 +11,7 @@ namespace tandem {
 /// Must call `work`, which updates `count` parameters, or throw.
 using AroundUpdate = std::function<void(std::int64_t count, const std::function<void()>& work)>;
 
-/// `inner`, whose `adamw` is done by `around`.
+/// `inner`, whose updates, also those that may be taken back, are done by `around`.
 std::unique_ptr<UpdateKernels> make_wrapped_kernels(std::unique_ptr<UpdateKernels> inner, AroundUpdate around);
 
 }  // namespace tandem

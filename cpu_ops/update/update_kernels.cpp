@@ -10,9 +10,23 @@
 #include "core/numerics/norm_block.hpp"
 #include "core/ops/op_checks.hpp"
 #include "cpu_ops/update/adam_kernels.hpp"
+#include "cpu_ops/update/speculation.hpp"
 
 namespace tandem {
+
+void kernels::adamw_dispatched(Isa isa, const AdamPiece& piece, const AdamCoefficients& c) {
+  switch (isa) {
+    case Isa::avx512:
+      return adamw_avx512(piece, c);
+    case Isa::avx2:
+      return adamw_avx2(piece, c);
+    case Isa::scalar:
+      return adamw_scalar(piece, c);
+  }
+}
+
 namespace {
+using kernels::adamw_dispatched;
 
 /// Elements that a thread takes at once: a multiple of the layout quantum, so that threads share no
 /// cache line; large enough that the hardware's prefetching starts rarely, small enough to balance.
@@ -24,17 +38,6 @@ void require_supported(Isa isa) {
   const auto& isas = supported_isas();
   if (std::find(isas.begin(), isas.end(), isa) == isas.end()) {
     throw MisuseError("update kernel for an instruction set that this processor lacks", name_of(isa));
-  }
-}
-
-void adamw_dispatched(Isa isa, const AdamPiece& piece, const AdamCoefficients& c) {
-  switch (isa) {
-    case Isa::avx512:
-      return kernels::adamw_avx512(piece, c);
-    case Isa::avx2:
-      return kernels::adamw_avx2(piece, c);
-    case Isa::scalar:
-      return kernels::adamw_scalar(piece, c);
   }
 }
 
@@ -96,6 +99,22 @@ void round_dispatched(Isa isa, const float* sum, bf16* gradient, std::int64_t co
       isa);
 }
 
+/// Runs of its record that a piece has blocks of.
+std::int64_t runs_of(const AdamPiece& p, const UndoPiece& undo) {
+  return p.count == 0 ? 0 : (undo.begin + p.count - 1) / undo_run + 1 - undo.begin / undo_run;
+}
+
+/// Calls body(RunPiece) for the part of a piece in run `index` of its record.
+template <class Body>
+void with_run(const AdamPiece& p, const UndoPiece& undo, std::int64_t index, const Body& body) {
+  const std::int64_t start = index * undo_run;
+  const std::int64_t begin = std::max(undo.begin, start), end = std::min(undo.begin + p.count, start + undo_run);
+  AdamPiece part = p.from(begin - undo.begin);
+  part.count = end - begin;
+  const UndoRun record(undo.memory, p.format, undo.range, index);
+  body(kernels::RunPiece{part, record, (begin - start) / layout_quantum, undo.block_norms + start / layout_quantum});
+}
+
 class HostUpdateKernels final : public UpdateKernels {
  public:
   explicit HostUpdateKernels(std::shared_ptr<Parallel> parallel) : parallel_(std::move(parallel)) {}
@@ -107,12 +126,21 @@ class HostUpdateKernels final : public UpdateKernels {
       part.count = count;
       adamw_dispatched(isa_, part, c);
     };
-    if (most_threads <= 0 || most_threads >= threads()) return for_pieces(p.count, update);
     const std::int64_t pieces = pieces_of(p.count);
-    std::atomic<std::int64_t> next = 0;
-    parallel_->run(std::min<std::int64_t>(most_threads, pieces), [&](std::int64_t) {
-      for (std::int64_t i = next++; i < pieces; i = next++) with_piece(p.count, i, update);
-    });
+    run(pieces, most_threads, [&](std::int64_t i) { with_piece(p.count, i, update); });
+  }
+  std::int64_t speculate(const AdamPiece& p, const AdamCoefficients& c, const UndoPiece& undo,
+                         int most_threads) override {
+    checks::speculation(p, c, undo);
+    std::atomic<std::int64_t> updated = 0;
+    for_runs(p, undo, most_threads, [&](const kernels::RunPiece& run) { updated += kernels::speculate(isa_, run, c); });
+    return updated;
+  }
+  void settle(const AdamPiece& p, const AdamCoefficients& speculated, const AdamCoefficients& actual, Settling settling,
+              const UndoPiece& undo, int most_threads) override {
+    checks::speculation(p, speculated, undo);
+    for_runs(p, undo, most_threads,
+             [&](const kernels::RunPiece& run) { kernels::settle(isa_, run, speculated, actual, settling); });
   }
   void weights_of_master(const float* master, bf16* weight, std::int64_t count) override {
     for_pieces(count, [&](std::int64_t at, std::int64_t n) { weights_dispatched(isa_, master + at, weight + at, n); });
@@ -147,6 +175,21 @@ class HostUpdateKernels final : public UpdateKernels {
       norm_blocks_dispatched(isa_, gradient + at, n, partial + at / layout_quantum);
     });
   }
+  /// Calls body(0) ... body(count - 1) on at most so many threads; 0: on all.
+  template <class Body>
+  void run(std::int64_t count, int most_threads, const Body& body) {
+    if (most_threads <= 0 || most_threads >= threads()) return parallel_->run(count, body);
+    std::atomic<std::int64_t> next = 0;
+    parallel_->run(std::min<std::int64_t>(most_threads, count), [&](std::int64_t) {
+      for (std::int64_t i = next++; i < count; i = next++) body(i);
+    });
+  }
+  /// Calls body(RunPiece) for the part of a piece in each run of its record.
+  template <class Body>
+  void for_runs(const AdamPiece& p, const UndoPiece& undo, int most_threads, const Body& body) {
+    const std::int64_t first = undo.begin / undo_run;
+    run(runs_of(p, undo), most_threads, [&](std::int64_t i) { with_run(p, undo, first + i, body); });
+  }
   template <class Body>
   void for_pieces(std::int64_t count, const Body& body) {
     parallel_->run(pieces_of(count), [&](std::int64_t i) { with_piece(count, i, body); });
@@ -171,6 +214,25 @@ void adamw_with(Isa isa, const AdamPiece& piece, const AdamCoefficients& c) {
   require_supported(isa);
   checks::adamw(piece);
   adamw_dispatched(isa, piece, c);
+}
+std::int64_t speculate_with(Isa isa, const AdamPiece& piece, const AdamCoefficients& c, const UndoPiece& undo) {
+  require_supported(isa);
+  checks::speculation(piece, c, undo);
+  std::int64_t updated = 0;
+  for (std::int64_t i = 0; i < runs_of(piece, undo); ++i) {
+    with_run(piece, undo, undo.begin / undo_run + i,
+             [&](const kernels::RunPiece& run) { updated += kernels::speculate(isa, run, c); });
+  }
+  return updated;
+}
+void settle_with(Isa isa, const AdamPiece& piece, const AdamCoefficients& speculated, const AdamCoefficients& actual,
+                 Settling settling, const UndoPiece& undo) {
+  require_supported(isa);
+  checks::speculation(piece, speculated, undo);
+  for (std::int64_t i = 0; i < runs_of(piece, undo); ++i) {
+    with_run(piece, undo, undo.begin / undo_run + i,
+             [&](const kernels::RunPiece& run) { kernels::settle(isa, run, speculated, actual, settling); });
+  }
 }
 void norm_blocks_with(Isa isa, const bf16* gradient, std::int64_t count, double* partial) {
   require_supported(isa);

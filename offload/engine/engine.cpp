@@ -45,6 +45,8 @@ EngineCounters OffloadEngine::Impl::counters() {
   EngineCounters counters = parts.runner.counters();
   counters.busy = parts.executor.busy();
   counters.skipped_steps = steps.skipped();
+  counters.confirmed_steps = steps.confirmed();
+  counters.rolled_back_steps = steps.rolled_back();
   counters.update_seconds = parts.updates.seconds();
   counters.save_wait_seconds = parts.executor.save_wait_seconds();
   return counters;

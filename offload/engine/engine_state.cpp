@@ -124,6 +124,7 @@ void EngineState::adopt(const Plan& plan) {
   parts_.plan = plan;
   parts_.plan.memory.unpin(parts_.storage.pageable_bytes());
   parts_.lowering.emplace(parts_.layout, parts_.plan, parts_.lowering->count());
+  parts_.runner.speculation().follow_plan();
 }
 
 std::shared_ptr<SaveReader> EngineState::begin_save() {

@@ -92,6 +92,34 @@ bool EngineSteps::updates_in_backward(const StepOptions& options) const {
   return options.max_grad_norm <= 0.0 && parts_.options.on_nonfinite == OnNonfinite::stop && !options.decides_at_end;
 }
 
+/// Updates run ahead of the norm only by values and gradients that are known to be all there will be.
+UpdateTime EngineSteps::time_of_updates(const StepOptions& options) const {
+  if (updates_in_backward(options)) return UpdateTime::in_backward;
+  const bool known = !options.open_ended && options.absent == Absent::refuse;
+  return known && choice_.speculates() && parts_.plan.speculating_parameters() > 0 ? UpdateTime::speculative
+                                                                                   : UpdateTime::after_norm;
+}
+
+void EngineSteps::begin_speculation() {
+  const double scale = std::abs(options_.gradient_scale);
+  std::optional<double> most_norm;
+  if (options_.max_grad_norm > 0.0 && scale > 0.0) most_norm = options_.max_grad_norm / scale;
+  parts_.runner.speculation().begin(settings_of(expected()), parts_.lowering->step(), most_norm);
+}
+
+/// Counts what becomes of a step.
+void EngineSteps::note_outcome(bool as_expected) {
+  choice_.note(as_expected);
+  if (update_time_ == UpdateTime::speculative) ++(as_expected ? confirmed_ : rolled_back_);
+}
+
+/// Emits what makes the state again what it was before the step, where some updates ran ahead.
+void EngineSteps::take_back() {
+  parts_.runner.speculation().close();
+  parts_.lowering->retract(parts_.tasks);
+  parts_.submit();
+}
+
 void EngineSteps::begin_step(const StepOptions& options) {
   require_idle("begin_step");
   status_.require_whole();
@@ -100,11 +128,12 @@ void EngineSteps::begin_step(const StepOptions& options) {
   pass_.kind = OpenPass::Kind::step;
   stalled_until(0.0);  // forget the stalls of a step that was abandoned
   parts_.lowering->forget_before(parts_.executor.oldest());
-  update_in_backward_ = updates_in_backward(options);
+  update_time_ = time_of_updates(options);
   pass_.may_be_absent = options.absent != Absent::refuse;
   present_.begin_step(options.absent == Absent::skip);
-  parts_.lowering->begin_step({options.micro_batches, options.open_ended, pass_.may_be_absent}, update_in_backward_);
-  if (update_in_backward_) set_update(expected());
+  parts_.lowering->begin_step({options.micro_batches, options.open_ended, pass_.may_be_absent}, update_time_);
+  if (updates_in_backward()) set_update(expected());
+  if (update_time_ == UpdateTime::speculative) begin_speculation();
   parts_.prefetch();
   parts_.submit();
 }
@@ -141,7 +170,9 @@ void EngineSteps::abort_step() {
   held_.require_none("abort_step");
   pass_ = {};  // also where what failed is thrown again
   parts_.executor.drain("abandoning the step");
-  if (update_in_backward_ && !parts_.lowering->norm_tasks().empty()) status_.is = StateStatus::Is::unfinished;
+  take_back();
+  parts_.executor.drain("taking updates back");
+  if (updates_in_backward() && !parts_.lowering->norm_tasks().empty()) status_.is = StateStatus::Is::unfinished;
   parts_.lowering->end_pass();
 }
 
@@ -188,7 +219,7 @@ void EngineSteps::require_values(const UpdateValues& values) const {
     throw MisuseError(fmt::format("update with gradients times {}", values.scale), "that is finite");
   }
   require_groups(values.lr, values.adamw, values.groups, "update");
-  if (!update_in_backward_ || same(expected(), values)) return;
+  if (!updates_in_backward() || same(expected(), values)) return;
   throw MisuseError("update with other values than begin_step was told, by which updates have run in backward", {},
                     "begin steps with StepOptions::decides_at_end");
 }
@@ -199,6 +230,7 @@ double EngineSteps::end_gradients() {
   parts_.lowering->end_gradients(options_.absent == Absent::zero ? Missing::zeros : Missing::left, parts_.tasks);
   parts_.submit();
   norm_of_sum_ = norm_.wait();
+  parts_.runner.speculation().close();
   exposed_ = stalled_until(parts_.updates.ended());
   pass_.gradients_ended = true;
   return norm_of_sum_;
@@ -206,7 +238,7 @@ double EngineSteps::end_gradients() {
 
 /// The updates that ran in backward have used gradients that are not finite.
 void EngineSteps::throw_unfinished() {
-  if (update_in_backward_) status_.is = StateStatus::Is::unfinished;
+  if (updates_in_backward()) status_.is = StateStatus::Is::unfinished;
   throw TrainingError(fmt::format("update {}: the gradient norm is not finite", status_.step + 1), {},
                       "lower the learning rate, or go on from the last checkpoint");
 }
@@ -226,13 +258,14 @@ StepReport EngineSteps::update(const UpdateValues& values) {
   require_values(values);
   const double norm = std::abs(values.scale) * norm_of_sum_;
   if (!std::isfinite(norm)) {
-    if (!update_in_backward_) throw MisuseError("update of gradients whose norm is not finite", {}, "call skip");
+    if (!updates_in_backward()) throw MisuseError("update of gradients whose norm is not finite", {}, "call skip");
     close();
     throw_unfinished();
   }
   StepReport report = close();
   report.gradient_norm = norm;
-  if (!update_in_backward_) set_update(values);
+  note_outcome(same(expected(), values));
+  if (!updates_in_backward()) set_update(values);
   report.step = ++status_.step;
   count_missed();
   parts_.lowering->update(parts_.tasks);
@@ -243,10 +276,12 @@ StepReport EngineSteps::update(const UpdateValues& values) {
 
 StepReport EngineSteps::skip() {
   require_ended("skip");
-  if (update_in_backward_) {
+  if (updates_in_backward()) {
     throw MisuseError("skip of a step whose updates have run in backward", {},
                       "begin steps with StepOptions::decides_at_end");
   }
+  take_back();
+  note_outcome(false);
   StepReport report = close();
   report.gradient_norm = std::abs(options_.gradient_scale) * norm_of_sum_;
   report.skipped = true;
@@ -259,6 +294,7 @@ StepReport EngineSteps::end_step() {
   const double norm = std::abs(options_.gradient_scale) * end_gradients();
   const bool finite = std::isfinite(norm);
   if (!finite && parts_.options.on_nonfinite == OnNonfinite::stop) {
+    take_back();
     close();
     throw_unfinished();
   }
@@ -275,7 +311,7 @@ double EngineSteps::clip_factor(double norm) const {
   return limit > 0.0 && norm > limit ? limit / norm : 1.0;
 }
 
-void EngineSteps::set_update(const UpdateValues& values) {
+UpdateSettings EngineSteps::settings_of(const UpdateValues& values) {
   const OffloadOptions& options = parts_.options;
   groups_.clear();
   for (const GroupValues& group : values.groups) groups_.push_back({group.lr, group.adamw.value_or(options.adamw)});
@@ -284,8 +320,11 @@ void EngineSteps::set_update(const UpdateValues& values) {
                    {values.lr, values.adamw.value_or(options.adamw)});
   }
   gather_exceptions();
-  parts_.runner.set_update({groups_, exceptions_, status_.step + 1, options.seed, values.scale},
-                           parts_.lowering->step());
+  return {groups_, exceptions_, status_.step + 1, options.seed, values.scale};
+}
+
+void EngineSteps::set_update(const UpdateValues& values) {
+  parts_.runner.set_update(settings_of(values), parts_.lowering->step());
 }
 
 /// Parameters that the update treats unlike the others: those without a gradient, and those that have missed some.

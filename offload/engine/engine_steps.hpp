@@ -11,6 +11,7 @@
 #include "offload/engine/gradient_norm.hpp"
 #include "offload/engine/held_layers.hpp"
 #include "offload/engine/present_gradients.hpp"
+#include "offload/engine/speculation_choice.hpp"
 
 namespace tandem {
 
@@ -19,7 +20,7 @@ class EngineSteps {
   /// All must outlive it.
   EngineSteps(EngineParts& parts, OpenPass& pass, const HeldLayers& held, PresentGradients& present,
               StateStatus& status)
-      : parts_(parts), pass_(pass), held_(held), present_(present), status_(status), norm_(parts) {}
+      : parts_(parts), pass_(pass), held_(held), present_(present), status_(status), norm_(parts), choice_(parts.plan.speculate) {}
 
   /// Calls of OffloadEngine about steps.
   void begin_step(const StepOptions& options);
@@ -38,6 +39,9 @@ class EngineSteps {
   void require_idle(const char* what);
 
   std::uint64_t skipped() const noexcept { return skipped_; }
+  /// Steps whose updates ran ahead of the norm, by what became of them.
+  std::uint64_t confirmed() const noexcept { return confirmed_; }
+  std::uint64_t rolled_back() const noexcept { return rolled_back_; }
 
  private:
   void require_options(const StepOptions& options) const;
@@ -50,8 +54,15 @@ class EngineSteps {
   void require_groups(double lr, const std::optional<AdamW>& adamw, std::span<const GroupValues> groups,
                       const char* call) const;
   bool updates_in_backward(const StepOptions& options) const;
+  /// Whether the open step updates during backward, for good.
+  bool updates_in_backward() const noexcept { return update_time_ == UpdateTime::in_backward; }
+  UpdateTime time_of_updates(const StepOptions& options) const;
+  void begin_speculation();
+  void note_outcome(bool as_expected);
+  void take_back();
   double stalled_until(double end);
   double clip_factor(double norm) const;
+  UpdateSettings settings_of(const UpdateValues& values);
   void set_update(const UpdateValues& values);
   void gather_exceptions();
   void count_missed();
@@ -64,13 +75,16 @@ class EngineSteps {
   PresentGradients& present_;
   StateStatus& status_;
   GradientNorm norm_;
-  StepOptions options_;                         ///< options of the open step
-  bool update_in_backward_ = false;             ///< whether the open step updates during backward
+  SpeculationChoice choice_;
+  StepOptions options_;  ///< options of the open step
+  UpdateTime update_time_ = UpdateTime::after_norm;  ///< that of the open step
   double norm_of_sum_ = 0.0;                    ///< norm of the added gradients, after end_gradients
   std::vector<GroupSettings> groups_;           ///< settings of the update that is set, group by group
   std::vector<ParameterException> exceptions_;  ///< exceptions from it, by owned parameter; empty: none
   double exposed_ = 0.0;                        ///< exposed update seconds of the step before, likewise
   std::uint64_t skipped_ = 0;                   ///< steps
+  std::uint64_t confirmed_ = 0;                 ///< steps
+  std::uint64_t rolled_back_ = 0;               ///< steps
 };
 
 }  // namespace tandem

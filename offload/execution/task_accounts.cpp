@@ -11,7 +11,7 @@ void TaskAccounts::note_done(const TaskNode& node, double now) {
   const double begin = known ? std::max({node.issued_at, node.ready_at, busy_until_[lane]}) : now;
   busy_until_[lane] = now;
   busy_[lane] += now - begin;
-  if (task.kind == TaskKind::update_cpu) cpu_update_busy_ += now - begin;
+  if (task.kind == TaskKind::update_cpu || task.kind == TaskKind::speculate) cpu_update_busy_ += now - begin;
   if (trace_ == nullptr) return;
   const std::string& layer = layout_.layer(task.layer).name;
   trace_->span(name_of(task.lane), task.text(layer), begin, now, task.bytes);

@@ -22,7 +22,13 @@ void copy_state(const StateArrays& to, const StateArrays& from, std::int64_t cou
 
 TaskRunner::TaskRunner(Device& device, const ParameterLayout& layout, const Plan& plan, const Storage& storage,
                        Group* group)
-    : device_(device), layout_(layout), plan_(plan), storage_(storage), group_(group), coefficients_(layout) {
+    : device_(device),
+      layout_(layout),
+      plan_(plan),
+      storage_(storage),
+      group_(group),
+      coefficients_(layout),
+      speculation_(device.host_kernels(), layout, plan, storage) {
   std::int64_t elements = 0;
   for (const Layer& layer : layout.layers()) {
     first_state_.push_back(elements);
@@ -82,6 +88,8 @@ void TaskRunner::issue(const Task& task, StreamView stream) {
     case TaskKind::layer_use:
     case TaskKind::commit:
     case TaskKind::accumulate_gradient:
+    case TaskKind::speculate:
+    case TaskKind::retract:
     case TaskKind::update_cpu:
     case TaskKind::read_state:
     case TaskKind::write_state:
@@ -95,6 +103,8 @@ void TaskRunner::run(const Task& task) {
   if (task.kind == TaskKind::accumulate_gradient) return accumulate_gradient(task);
   if (task.kind == TaskKind::finish_gradient) return finish_on_cpu(task);
   if (task.kind == TaskKind::update_cpu) return update_on_cpu(task);
+  if (task.kind == TaskKind::speculate) return speculation_.speculate(task, piece_on_cpu(task));
+  if (task.kind == TaskKind::retract) return speculation_.retract(task, piece_on_cpu(task));
   if (task.kind == TaskKind::read_state || task.kind == TaskKind::write_state) return move_state(task);
   throw MisuseError("task is not one of a worker's lane", std::string(name_of(task.kind)));
 }
@@ -364,12 +374,18 @@ void TaskRunner::update_on_device(const Task& task, StreamView stream) {
       static_cast<std::uint64_t>(coefficients_.updated_parameters(task));
 }
 
+AdamPiece TaskRunner::piece_on_cpu(const Task& task) const {
+  return piece_of(task, state_of(task), final_gradient(task), host_weights(task));
+}
+
 void TaskRunner::update_on_cpu(const Task& task) {
-  const AdamPiece piece = piece_of(task, state_of(task), final_gradient(task), host_weights(task));
+  const AdamPiece piece = piece_on_cpu(task);
   UpdateKernels& kernels = device_.host_kernels();
-  coefficients_.for_segments(task, piece, [&](const AdamPiece& part, const AdamCoefficients& c) {
-    kernels.adamw(part, c, plan_.update_threads);
-  });
+  if (!speculation_.settle(task, piece, coefficients_)) {
+    coefficients_.for_segments(task, piece, [&](const AdamPiece& part, const AdamCoefficients& c) {
+      kernels.adamw(part, c, plan_.update_threads);
+    });
+  }
   dram_bytes_ += update_bytes(format_of(task), task.count());
   updated_cpu_ += static_cast<std::uint64_t>(coefficients_.updated_parameters(task));
 }
@@ -385,6 +401,8 @@ EngineCounters TaskRunner::counters() const {
   counters.parameters_updated_cpu = updated_cpu_;
   counters.parameters_updated_streamed = updated_streamed_;
   counters.parameters_updated_resident = updated_resident_;
+  counters.parameters_speculated = speculation_.updated();
+  counters.parameters_taken_back = speculation_.taken_back();
   return counters;
 }
 

@@ -12,6 +12,7 @@
 #include "core/ops/update_kernels.hpp"
 #include "core/params/parameter_layout.hpp"
 #include "offload/execution/engine_counters.hpp"
+#include "offload/execution/speculation.hpp"
 #include "offload/execution/update_coefficients.hpp"
 #include "offload/storage/storage.hpp"
 #include "scheduler/plan/plan.hpp"
@@ -31,6 +32,8 @@ class TaskRunner {
   void run(const Task& task);
   /// Settings of the updates of step `step` (`Task::step`); those of the step before may still run.
   void set_update(const UpdateSettings& settings, std::int64_t step) { coefficients_.set(settings, step); }
+
+  Speculation& speculation() noexcept { return speculation_; }
 
   EngineCounters counters() const;
 
@@ -54,6 +57,7 @@ class TaskRunner {
     const SubgroupMemory& memory = storage_.subgroup(task.subgroup);
     return memory.resident_weights + weight_bytes(memory.format, within_subgroup(task));
   }
+  AdamPiece piece_on_cpu(const Task& task) const;
   AdamPiece piece_of(const Task& task, const StateArrays& state, const std::byte* gradient, std::byte* weights) const;
   StateArrays state_of(const Task& task) const;
   void move_state(const Task& task);
@@ -98,6 +102,7 @@ class TaskRunner {
   };
   std::vector<Parts> parts_;  ///< empty where there is one rank
   UpdateCoefficients coefficients_;
+  Speculation speculation_;
   std::vector<std::int64_t> first_state_;  ///< by layer: state elements of the layers before it
   std::atomic<std::uint64_t> bytes_to_device_{0};
   std::atomic<std::uint64_t> bytes_to_host_{0};

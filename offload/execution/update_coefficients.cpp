@@ -1,5 +1,7 @@
 #include "offload/execution/update_coefficients.hpp"
 
+#include "core/numerics/undo.hpp"
+
 namespace tandem {
 
 int UpdateCoefficients::class_of(const ParameterOptions& options) {
@@ -54,6 +56,11 @@ void UpdateCoefficients::set(const UpdateSettings& settings, std::int64_t step) 
           of(classes_[static_cast<std::size_t>(p.coefficients)], settings.step - exception.missed_updates);
     }
   }
+}
+
+bool UpdateCoefficients::are_invertible(std::int64_t step) const noexcept {
+  const StepCoefficients& of_step = steps_[static_cast<std::size_t>(step % 2)];
+  return std::ranges::all_of(of_step.of_classes, numerics::is_invertible);
 }
 
 std::int64_t UpdateCoefficients::updated_parameters(const Task& task) const {

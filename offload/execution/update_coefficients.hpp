@@ -45,6 +45,8 @@ class UpdateCoefficients {
   /// `piece` points at the range's first element.
   template <class Call>
   void for_segments(const Task& task, const AdamPiece& piece, Call call) const;
+  /// Whether all updates of step `step` can be taken back (numerics::is_invertible).
+  bool are_invertible(std::int64_t step) const noexcept;
   /// Parameters that a task updates, without padding.
   std::int64_t updated_parameters(const Task& task) const;
 

@@ -125,6 +125,9 @@ class PlanCarver {
       case Buffer::subgroup_norm:
         (on_device ? carving_.subgroups[index].device_norm : carving_.subgroups[index].host_norm) = of<double>(data);
         break;
+      case Buffer::subgroup_undo:
+        carving_.subgroups[index].undo = data;
+        break;
       case Buffer::gradient_norm:
         carving_.gradient_norms.push_back(of<double>(data));
         break;

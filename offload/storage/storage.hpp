@@ -28,6 +28,7 @@ struct SubgroupMemory {
   float* sum = nullptr;                   ///< accumulator beside it
   std::byte* host_weights = nullptr;      ///< weights of its elements in host memory; null where the host has none
   std::byte* resident_weights = nullptr;  ///< weights on the device, of a layer that stays there; else null
+  std::byte* undo = nullptr;              ///< record that takes an update back; null where it has none
   double* device_norm = nullptr;
   double* host_norm = nullptr;
   std::uint64_t file_place = 0;  ///< where its state begins in the file

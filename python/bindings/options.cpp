@@ -55,6 +55,10 @@ void bind_offload_options(nb::module_& m) {
       .text(
           "on_nonfinite", &O::on_nonfinite, on_nonfinite_of, [](OnNonfinite v) { return name_of(v); },
           "\"skip\": a step whose norm is not finite changes nothing. \"stop\": it raises TrainingError.")
+      .text(
+          "speculate", &O::speculate, speculate_of, [](Speculate v) { return tandem::name_of(v); },
+          "\"on\": updates on the CPU run before the gradient norm is known, and are taken back to the bit where it clips or the "
+          "step is skipped; \"auto\": while most steps are neither; \"off\".")
       .value("clips", &O::clips, "bool", "Whether steps clip the norm. For the performance model.")
       .value("overlap", &O::overlap, "bool", "False: one task after another.")
       .value("poison_released", &O::poison_released, "bool",
@@ -116,6 +120,11 @@ void bind_counters(nb::module_& m) {
       .fact("parameters_updated_cpu", &C::parameters_updated_cpu, "Elements updated on the CPU.")
       .fact("parameters_updated_streamed", &C::parameters_updated_streamed, "Elements streamed through the device.")
       .fact("parameters_updated_resident", &C::parameters_updated_resident, "Elements that live on the device.")
+      .fact("parameters_speculated", &C::parameters_speculated,
+            "Elements updated before the gradient norm was known, padding counted.")
+      .fact("parameters_taken_back", &C::parameters_taken_back, "Those of them that the norm did not confirm.")
+      .fact("confirmed_steps", &C::confirmed_steps, "Steps whose updates ran ahead of the norm, and stayed.")
+      .fact("rolled_back_steps", &C::rolled_back_steps, "Steps whose updates ran ahead of the norm, and were taken back.")
       .fact("skipped_steps", &C::skipped_steps, "Steps that changed nothing.")
       .fact("dram_bytes", &C::dram_bytes, "Bytes of host memory read or written.")
       .fact("bytes_from_file", &C::bytes_from_file, "Bytes of state read from its file.")

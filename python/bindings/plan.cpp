@@ -87,6 +87,8 @@ void bind_plan(nb::module_& m) {
           "Layers whose weights stay on the device.")
       .def_ro("subgroup_size", &Plan::subgroup_size, "Parameters in a subgroup.")
       .def_ro("max_micro_batches", &Plan::max_micro_batches, "Micro-batches that a step may have.")
+      .def_prop_ro("speculating_parameters", &Plan::speculating_parameters,
+                   "Parameters (padded) whose update may run before the gradient norm is known.")
       .def_ro("updates_in_backward", &Plan::updates_in_backward, "Whether updates run in backward.")
       .def_prop_ro("order", &Plan::order, "Order of a step's micro-batches in a few words.")
       .def("table", &Plan::table, "The memory table and its notes, for people.")

@@ -35,6 +35,9 @@ constexpr std::array<std::pair<std::string_view, StateArray>, 3> arrays{
 constexpr std::array<std::pair<std::string_view, OnNonfinite>, 2> nonfinite{
     {{"skip", OnNonfinite::skip}, {"stop", OnNonfinite::stop}}};
 
+constexpr std::array<std::pair<std::string_view, Speculate>, 3> speculations{
+    {{"off", Speculate::off}, {"auto", Speculate::automatic}, {"on", Speculate::on}}};
+
 constexpr std::array<std::pair<std::string_view, Absent>, 3> absences{
     {{"refuse", Absent::refuse}, {"zero", Absent::zero}, {"skip", Absent::skip}}};
 
@@ -84,6 +87,7 @@ StateFormat state_format_of(std::string_view name) { return find_name<StateForma
 DType dtype_of_name(std::string_view name) { return find_name<DType>("element type", name, dtypes); }
 StateArray state_array_of(std::string_view name) { return find_name<StateArray>("state array", name, arrays); }
 OnNonfinite on_nonfinite_of(std::string_view name) { return find_name<OnNonfinite>("on_nonfinite", name, nonfinite); }
+Speculate speculate_of(std::string_view name) { return find_name<Speculate>("speculate", name, speculations); }
 
 Absent absent_of(std::string_view name) { return find_name<Absent>("absent", name, absences); }
 

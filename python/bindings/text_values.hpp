@@ -29,6 +29,7 @@ DType dtype_of_name(std::string_view name);
 /// Arrays of the optimizer state by name: "master", "m", "v". Throws UsageError that lists them.
 StateArray state_array_of(std::string_view name);
 OnNonfinite on_nonfinite_of(std::string_view name);
+Speculate speculate_of(std::string_view name);
 std::string_view name_of(OnNonfinite value) noexcept;
 Absent absent_of(std::string_view name);
 std::string_view name_of(Absent value) noexcept;

@@ -344,6 +344,8 @@ TaskCost CostModel::of_piece(const Task& task, double count, double bytes, bool 
       const double moved = static_cast<double>(accumulation_bytes(task)) * count / static_cast<double>(task.count());
       return on_cpu(moved / host_stream_, moved, cpu_core_share_);
     }
+    case TaskKind::speculate:
+    case TaskKind::retract:
     case TaskKind::update_cpu:
       return on_cpu(count / cpu_update_, count * cpu_update_bytes_, cpu_core_share_);
     case TaskKind::read_state:

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <string_view>
 
+#include "core/ops/undo_record.hpp"
 #include "core/params/parameter_layout.hpp"
 #include "core/tensor/layout_quantum.hpp"
 #include "scheduler/plan/plan.hpp"
@@ -27,6 +28,7 @@ enum class Buffer : std::uint8_t {
   subgroup_sum,       ///< fp32 sum beside it
   subgroup_norm,      ///< fp64 sum of squares of each layout_quantum
   gradient_norm,      ///< fp64 sums of squares of a gradient buffer, of a size class
+  subgroup_undo,      ///< record that takes an update back
   subgroup_state,     ///< master, m and v, each aligned; in a file piece by piece
 };
 
@@ -121,6 +123,10 @@ class MemoryLayout {
         out_.take(Buffer::subgroup_sum, i, bytes_of(s.count(), fp32_bytes));
       });
     }
+    out_.row("optimizer, undo", Place::pinned);
+    for_subgroups([&](const Subgroup& s, std::size_t i) {
+      if (s.speculates) out_.take(Buffer::subgroup_undo, i, undo_bytes(plan_.format_of(s), s.count()));
+    });
   }
 
  private:

@@ -28,6 +28,18 @@ std::string_view name_of(Tier tier) noexcept {
 }
 std::string_view name_of(Updater updater) noexcept { return updater == Updater::cpu ? "cpu" : "device"; }
 
+std::string_view name_of(Speculate speculate) noexcept {
+  switch (speculate) {
+    case Speculate::off:
+      return "off";
+    case Speculate::automatic:
+      return "auto";
+    case Speculate::on:
+      return "on";
+  }
+  return "";
+}
+
 std::string_view name_of(StateFormat format) noexcept {
   switch (format) {
     case StateFormat::fp32:
@@ -81,6 +93,12 @@ Plan::Shares Plan::shares() const noexcept {
   return shares;
 }
 
+std::int64_t Plan::speculating_parameters() const noexcept {
+  std::int64_t count = 0;
+  for (const Subgroup& s : subgroups) count += s.speculates ? s.count() : 0;
+  return count;
+}
+
 bool Plan::streams_weights() const noexcept {
   return std::any_of(layers.begin(), layers.end(), [](const LayerPlacement& l) { return !l.resident; });
 }
@@ -100,6 +118,7 @@ struct Knobs {
   bool keep_gradients = false;
   bool send_sums = false;
   bool small_pieces = true;
+  bool speculates = false;
   int resident_layers = 0;
   std::size_t file_bytes = 0;  ///< least bytes of state that leave host memory for a file
 };
@@ -110,6 +129,7 @@ Plan build(const ParameterLayout& layout, const OffloadOptions& options, const K
   builder.place_in_file(knobs.file_bytes);
   builder.place_weights(knobs.resident_layers, knobs.prefetch, knobs.gradient_buffers);
   builder.place_gradients(knobs.keep_gradients, knobs.send_sums);
+  if (knobs.speculates) builder.speculate();
   builder.book_memory(knobs.small_pieces);
   return std::move(builder).take();
 }
@@ -119,6 +139,7 @@ Knobs smallest_knobs(const ParameterLayout& layout, const OffloadOptions& option
   Knobs knobs;
   knobs.prefetch = options.prefetch_layers.value_or(knobs.prefetch);
   knobs.resident_layers = options.resident_layers.value_or(knobs.resident_layers);
+  knobs.speculates = options.speculate == Speculate::on;
   if (options.policy.kind == Policy::Kind::device) knobs.resident_layers = layout.layer_count();
   return knobs;
 }
@@ -176,6 +197,11 @@ Plan improve(const ParameterLayout& layout, const OffloadOptions& options, const
         high = wish.resident_layers - 1;
       }
     }
+    wish = knobs;
+  }
+  if (options.speculate == Speculate::automatic) {
+    wish.speculates = true;
+    attempt(wish);
   }
   return plan;
 }

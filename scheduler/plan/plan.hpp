@@ -22,6 +22,8 @@ enum class Updater : std::uint8_t { cpu, device };
 
 std::string_view name_of(Tier tier) noexcept;
 std::string_view name_of(Updater updater) noexcept;
+/// "off", "auto", "on".
+std::string_view name_of(Speculate speculate) noexcept;
 /// "fp32", "split", "bf16-moments", "lion".
 std::string_view name_of(StateFormat format) noexcept;
 /// Bytes that `elements` of state take in an arena: three arrays, each aligned.
@@ -38,6 +40,7 @@ struct Subgroup {
   Updater updater = Updater::cpu;
   bool gradient_on_device = false;  ///< the final gradient stays on the device (resident: always)
   bool fp32_weights = false;        ///< its weights and gradients are fp32
+  bool speculates = false;          ///< it has memory for what takes an update of it back
   std::int64_t count() const noexcept { return end - begin; }
   UpdatePath path() const noexcept {
     if (updater == Updater::cpu) return UpdatePath::cpu;
@@ -86,6 +89,7 @@ struct Plan {
   bool owners_make_gradients = false;
   std::size_t offloaded_input_bytes = 0;  ///< bytes of a layer's input that the caller moves, as the options say
   int update_threads = 0;                 ///< threads that an update on the CPU takes at most; 0: all
+  Speculate speculate = Speculate::off;   ///< as the options say
   bool updates_in_backward = false;       ///< no update waits for the gradient norm, as the options say
   bool sends_sums = false;        ///< whether sums of gradients leave the device, not each micro-batch's gradient
   std::size_t device_memory = 0;  ///< bytes, the ceiling that the plan was made for
@@ -130,6 +134,8 @@ struct Plan {
     std::int64_t resident = 0;
   };
   Shares shares() const noexcept;
+  /// Parameters (padded) whose update may run before the gradient norm is known.
+  std::int64_t speculating_parameters() const noexcept;
   /// Bytes of state in a file that a step reads there, and writes back.
   std::size_t file_bytes_of_step() const noexcept;
   /// Bytes that a subgroup's state takes in the file, piece by piece.

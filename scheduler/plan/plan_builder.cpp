@@ -123,6 +123,7 @@ PlanBuilder::PlanBuilder(const ParameterLayout& layout, const OffloadOptions& op
   plan_.owners_make_gradients = options.owners_make_gradients;
   plan_.offloaded_input_bytes = options.offloaded_input_bytes;
   plan_.updates_in_backward = !options.clips && options.on_nonfinite == OnNonfinite::stop;
+  plan_.speculate = options.speculate;
   plan_.state = options.state;
   plan_.spare_device_memory = align_up(options.spare_device_memory);
   plan_.spare_host_memory = align_up(options.spare_host_memory);
@@ -398,6 +399,11 @@ void PlanBuilder::place_sums() {
       plan_.size_classes[c].sum_buffers = std::max(plan_.size_classes[c].sum_buffers, needed[c]);
     }
   }
+}
+
+void PlanBuilder::speculate() {
+  if (plan_.updates_in_backward || is_lion(plan_.state)) return;
+  for (Subgroup& s : plan_.subgroups) s.speculates = s.updater == Updater::cpu && s.tier == Tier::host;
 }
 
 void PlanBuilder::book_memory(bool small_pieces) {

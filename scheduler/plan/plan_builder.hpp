@@ -29,6 +29,9 @@ class PlanBuilder {
   /// Decides whether gradients of streamed subgroups stay on the device (those of resident ones always do), and whether
   /// others add up there before they leave, where all micro-batches of a step pass through a layer at once.
   void place_gradients(bool keep_streamed, bool send_sums);
+  /// Gives subgroups that the CPU updates in memory what takes an update back, where some update waits for the norm. Of
+  /// Lion's there is none.
+  void speculate();
   /// Sizes pieces and buffers, and names every byte. `small_pieces`: as little memory for pieces in flight as still
   /// lets a copy and the work on its neighbour overlap.
   void book_memory(bool small_pieces);

@@ -32,6 +32,8 @@ json outline_of(const Plan& plan) {
   j["owners_make_gradients"] = plan.owners_make_gradients;
   j["offloaded_input_bytes"] = plan.offloaded_input_bytes;
   j["updates_in_backward"] = plan.updates_in_backward;
+  j["speculate"] = name_of(plan.speculate);
+  j["speculating_parameters"] = plan.speculating_parameters();
   j["update_threads"] = plan.update_threads;
   j["sends_sums"] = plan.sends_sums;
   j["device_memory"] = plan.device_memory;
@@ -100,6 +102,10 @@ std::string Plan::notes() const {
   if (update_threads > 0)
     text += fmt::format("CPU updates on {} thread{}\n", update_threads, update_threads == 1 ? "" : "s");
   if (updates_in_backward) text += "updates run in backward: none waits for the gradient norm\n";
+  if (const std::int64_t some = speculating_parameters(); some > 0) {
+    text += fmt::format("speculation: {:.0f}% of the updates may run before the gradient norm is known\n",
+                        100.0 * static_cast<double>(some) / all);
+  }
   if (max_micro_batches > 1) text += fmt::format("order {}\n", order());
   return text;
 }

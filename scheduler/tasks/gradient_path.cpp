@@ -392,6 +392,8 @@ void GradientPath::send_norm(Task piece, TaskList& out) {
   fetch.bytes = static_cast<std::uint64_t>(fetch.count() / layout_quantum) * sizeof(double);
   const TaskId fetched = fetch.id;
   out.depends_on(norm_makers_);
+  // Updates that may be taken back read the blocks of the step before.
+  if (group.speculates) depend_on_users(final_before_, group.begin, group.end, out);
   at(buffers_, piece.buffer).users.push_back(fetched);
   norm_tasks_.push_back(fetched);
 }

@@ -5,10 +5,11 @@ namespace tandem {
 Lowering::Lowering(const ParameterLayout& layout, const Plan& plan, TaskCount begin)
     : state_(layout, plan, begin), weights_(state_), gradients_(state_), updates_(state_, weights_), saves_(state_) {}
 
-void Lowering::begin_step(const StepExtent& extent, bool update_in_backward) {
+void Lowering::begin_step(const StepExtent& extent, UpdateTime update_time) {
   ++state_.step;
-  update_in_backward_ = update_in_backward;
+  update_time_ = update_time;
   updated_layers_ = 0;
+  norm_tasks_begin_ = 0;
   weights_.begin_step();
   gradients_.begin_step(extent);
   weights_.enter(WeightRing::Direction::forward);
@@ -44,16 +45,34 @@ void Lowering::commit(const GradientUse& use, TaskList& out) {
   if (gradients_.next_pass()) weights_.enter(WeightRing::Direction::forward);
 }
 
-/// Updates, in backward, the layers whose gradient has become complete.
+LayerUse Lowering::use(int layer, TaskList& out) {
+  if (layer >= 0 && layer < state_.layout.layer_count()) {
+    for (const int needed : state_.touched_by(layer)) updates_.retract_layer(needed, out);
+  }
+  return weights_.use(layer, out);
+}
+
+/// Begins, in backward, the updates of layers whose gradient has become complete.
 void Lowering::update_complete(TaskList& out) {
-  if (!update_in_backward_) return;
+  if (update_time_ == UpdateTime::after_norm) return;
   const std::vector<CompleteLayer>& complete = gradients_.complete_layers();
-  for (; updated_layers_ < complete.size(); ++updated_layers_)
-    updates_.update_layer(complete[updated_layers_].layer, out);
+  for (; updated_layers_ < complete.size(); ++updated_layers_) begin_update(complete[updated_layers_], out);
+}
+
+void Lowering::begin_update(const CompleteLayer& complete, TaskList& out) {
+  if (update_time_ == UpdateTime::in_backward) return updates_.update_layer(complete.layer, out);
+  const std::span<const TaskId> all = gradients_.norm_tasks();
+  updates_.speculate_layer(complete.layer, all.subspan(norm_tasks_begin_, complete.norm_tasks_end - norm_tasks_begin_),
+                           out);
+  norm_tasks_begin_ = complete.norm_tasks_end;
+}
+
+void Lowering::retract(TaskList& out) {
+  for (int l = 0; l < state_.layout.layer_count(); ++l) updates_.retract_layer(l, out);
 }
 
 void Lowering::update(TaskList& out) {
-  if (update_in_backward_) return;
+  if (update_time_ == UpdateTime::in_backward) return;
   for (int l = 0; l < state_.layout.layer_count(); ++l) {
     if (gradients_.has_gradient(l)) updates_.update_layer(l, out);
   }

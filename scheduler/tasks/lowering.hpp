@@ -19,6 +19,13 @@
 
 namespace tandem {
 
+/// Time of a step's updates.
+enum class UpdateTime : std::uint8_t {
+  after_norm,  ///< when `update` is called
+  in_backward, ///< as soon as a layer's gradient is complete; `update` has nothing left to do
+  speculative, ///< some in backward, which `update` decides about, or `retract`
+};
+
 /// Calls that emit append to `out`, in an order in which every dependency comes before its dependents.
 class Lowering {
  public:
@@ -28,9 +35,7 @@ class Lowering {
   Lowering& operator=(const Lowering&) = delete;
   TaskCount count() const noexcept { return {state_.next_id, state_.step + 1}; }
 
-  /// `update_in_backward`: a layer's updates follow as soon as its gradient is complete, and `update` has
-  /// nothing left to do.
-  void begin_step(const StepExtent& extent, bool update_in_backward = false);
+  void begin_step(const StepExtent& extent, UpdateTime update_time = UpdateTime::after_norm);
   /// The step has so many micro-batches fewer than it began with: whole passes, none of them begun, and not the last.
   void leave_out(int micro_batches) noexcept { gradients_.leave_out(micro_batches); }
   /// The micro-batch before is over, also for layers that have not committed in it. `last`: none follows this one. The
@@ -43,9 +48,9 @@ class Lowering {
   /// Forgets an open step's or evaluation's place; buffers stay as they are.
   void end_pass();
 
-  /// The caller is about to use a layer. Throws MisuseError when every buffer that could hold it is held
-  /// by a use that has not been released.
-  LayerUse use(int layer, TaskList& out) { return weights_.use(layer, out); }
+  /// The caller is about to use a layer. Speculative updates of what it needs are taken back before. Throws MisuseError
+  /// when every buffer that could hold it is held by a use that has not been released.
+  LayerUse use(int layer, TaskList& out);
   /// Uses a layer that stays on the device, also outside a step.
   LayerUse use_resident(int layer, TaskList& out) { return weights_.use_resident(layer, out); }
   /// The caller's work of a use has been queued.
@@ -74,6 +79,8 @@ class Lowering {
   bool has_gradient(int layer) const noexcept { return gradients_.has_gradient(layer); }
   /// Emits the updates of all layers with a gradient in forward order.
   void update(TaskList& out);
+  /// Emits what takes all speculative updates of the step back. Nothing where there are none.
+  void retract(TaskList& out);
   /// Emits, between steps, the reading of all state as it is behind the updates emitted so far, in the order of a
   /// checkpoint, one task after another. The next update of a subgroup waits until its state has been read.
   void save(TaskList& out) { saves_.save(out); }
@@ -99,14 +106,16 @@ class Lowering {
 
  private:
   void update_complete(TaskList& out);
+  void begin_update(const CompleteLayer& complete, TaskList& out);
 
   LoweringState state_;  // before its users
   WeightRing weights_;
   GradientPath gradients_;
   UpdateTasks updates_;
   SaveTasks saves_;
-  bool update_in_backward_ = false;
-  std::size_t updated_layers_ = 0;  ///< number of `complete_layers` that were updated in backward
+  UpdateTime update_time_ = UpdateTime::after_norm;
+  std::size_t updated_layers_ = 0;    ///< number of `complete_layers` whose updates have begun in backward
+  std::size_t norm_tasks_begin_ = 0;  ///< norm tasks of these
 };
 
 }  // namespace tandem

@@ -16,6 +16,7 @@ LoweringState::LoweringState(const ParameterLayout& of_layout, const Plan& of_pl
       touched(of_layout.layers().size()),
       subgroup_ranges(of_layout.layers().size()),
       subgroup_users(of_plan.subgroups.size()),
+      speculated_layers(of_layout.layers().size()),
       staging(of_plan.staging_pieces) {
   for (int l = 0; l < layout.layer_count(); ++l) {
     at(touched, l).push_back(l);

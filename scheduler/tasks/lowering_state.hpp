@@ -96,6 +96,9 @@ struct LoweringState {
   SubgroupUsers& users(int subgroup) { return at(subgroup_users, subgroup); }
   const SubgroupRange& subgroups_of(int layer) const { return at(subgroup_ranges, layer); }
   const std::vector<int>& touched_by(int layer) const { return at(touched, layer); }
+  /// Whether some of a layer's updates have been emitted that may be taken back, and nothing that decides about them.
+  bool speculated(int layer) const { return at(speculated_layers, layer) != 0; }
+  void set_speculated(int layer, bool is) { at(speculated_layers, layer) = is ? 1 : 0; }
 
   const ParameterLayout& layout;
   const Plan& plan;
@@ -104,6 +107,7 @@ struct LoweringState {
   std::vector<std::vector<int>> touched;       ///< by layer: those that a use of it needs, itself first
   std::vector<SubgroupRange> subgroup_ranges;  ///< by layer
   std::vector<SubgroupUsers> subgroup_users;   ///< by subgroup
+  std::vector<unsigned char> speculated_layers;
   BufferCycle staging;                         ///< pieces on the device, on their way from or to the host
 };
 

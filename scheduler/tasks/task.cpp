@@ -66,6 +66,10 @@ std::string_view name_of(TaskKind kind) noexcept {
       return "update_resident";
     case TaskKind::store_weights:
       return "store_weights";
+    case TaskKind::speculate:
+      return "speculate";
+    case TaskKind::retract:
+      return "retract";
     case TaskKind::update_cpu:
       return "update_cpu";
     case TaskKind::push_weights:
@@ -121,6 +125,8 @@ bool takes_subgroup_whole(const Task& task) noexcept {
     case TaskKind::keep_gradient:
     case TaskKind::norm_gradient:
     case TaskKind::fetch_norm:
+    case TaskKind::speculate:
+    case TaskKind::retract:
       return true;
     case TaskKind::update_cpu:
     case TaskKind::push_weights:

@@ -58,7 +58,9 @@ enum class TaskKind : std::uint8_t {
   store_state,      ///< d2h: the updated piece
   update_resident,  ///< device: AdamW on a resident subgroup; on a piece of it where the weights are the host's
   store_weights,    ///< d2h: updated weights of a piece, from staging
-  update_cpu,       ///< cpu: AdamW on a subgroup
+  speculate,        ///< cpu: AdamW on a subgroup before the gradient norm is known, with what takes it back
+  retract,          ///< cpu: takes that back
+  update_cpu,       ///< cpu: AdamW on a subgroup; what speculation has done of it is confirmed, or done again
   push_weights,     ///< h2d: updated weights of a subgroup into the resident layer
   read_state,       ///< file_read: a piece of state into a buffer on the host
   write_state,      ///< file_write: the updated piece, back to its place

@@ -8,7 +8,8 @@ bool overwrites_weights(TaskKind kind, bool resident) noexcept {
   if (resident) {
     return kind == TaskKind::push_weights || kind == TaskKind::update_resident || kind == TaskKind::update_streamed;
   }
-  return kind == TaskKind::update_cpu || kind == TaskKind::store_weights;
+  return kind == TaskKind::update_cpu || kind == TaskKind::store_weights || kind == TaskKind::speculate ||
+         kind == TaskKind::retract;
 }
 
 }  // namespace
@@ -23,6 +24,7 @@ void UpdateTasks::update_layer(int layer, TaskList& out) {
   const auto& range = state_.subgroups_of(layer);
   if (range.empty()) return;
   weights_.begin_update(layer);
+  state_.set_speculated(layer, false);
   for (int s = range.first; s < range.end; ++s) {
     const Subgroup& group = state_.subgroup(s);
     if (group.count() == 0) continue;
@@ -89,6 +91,44 @@ void UpdateTasks::push_weights(const Task& piece, TaskId updated, TaskList& out)
   out.depends_on(updated);
   state_.users(piece.subgroup).of_state.push_back({piece.begin, piece.end, push.id});
   weights_.add_writer(piece.layer, push.id);
+}
+
+// -- before the norm is known ------------------------------------------------------------------------
+
+template <class Body>
+void UpdateTasks::for_speculating(int layer, Body body) const {
+  const auto& range = state_.subgroups_of(layer);
+  for (int s = range.first; s < range.end; ++s) {
+    if (state_.subgroup(s).speculates && state_.subgroup(s).count() > 0) body(s);
+  }
+}
+
+/// Emits a task of a subgroup that uses its gradient and writes its state.
+void UpdateTasks::emit_on_state(int subgroup, TaskKind kind, TaskList& out) {
+  const Subgroup& group = state_.subgroup(subgroup);
+  SubgroupUsers& users = state_.users(subgroup);
+  const TaskId id = emit(out, kind, Lane::cpu, task_of(subgroup, group.begin, group.end)).id;
+  depend_on_users(users.of_gradient, group.begin, group.end, out);
+  depend_on_users(users.of_state, group.begin, group.end, out);
+  users.of_gradient = {{group.begin, group.end, id}};
+  users.of_state = users.of_gradient;
+}
+
+void UpdateTasks::speculate_layer(int layer, std::span<const TaskId> norm_tasks, TaskList& out) {
+  for_speculating(layer, [&](int subgroup) {
+    emit_on_state(subgroup, TaskKind::speculate, out);
+    out.depends_on(norm_tasks);
+    state_.set_speculated(layer, true);
+  });
+}
+
+void UpdateTasks::retract_layer(int layer, TaskList& out) {
+  if (!state_.speculated(layer)) return;
+  for_speculating(layer, [&](int subgroup) {
+    emit_on_state(subgroup, TaskKind::retract, out);
+    if (!state_.placement(layer).resident) weights_.add_writer(layer, out.back().id);
+  });
+  state_.set_speculated(layer, false);
 }
 
 // -- in pieces -------------------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 #pragma once
 // Updates: of subgroups on the CPU, and of pieces of them on the device.
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "scheduler/tasks/lowering_state.hpp"
@@ -16,8 +17,17 @@ class UpdateTasks {
 
   /// Emits the updates of all subgroups of a layer.
   void update_layer(int layer, TaskList& out);
+  /// Emits, behind the norm blocks of a layer's final gradient, those that may be taken back. The layer's weights on the
+  /// host are then not to be read before it is updated or retracted.
+  void speculate_layer(int layer, std::span<const TaskId> norm_tasks, TaskList& out);
+  /// Emits what takes them back: the layer's state and weights are then as they were.
+  void retract_layer(int layer, TaskList& out);
 
  private:
+  /// Calls body(subgroup) for those of a layer that speculate.
+  template <class Body>
+  void for_speculating(int layer, Body body) const;
+  void emit_on_state(int subgroup, TaskKind kind, TaskList& out);
   Task task_of(int subgroup, std::int64_t begin, std::int64_t end) const;
   Task& emit(TaskList& out, TaskKind kind, Lane lane, const Task& piece);
   void update_on_cpu(int subgroup, TaskList& out);

@@ -163,7 +163,7 @@ void WeightRing::prefetch(TaskList& out) {
     if (direction_ == Direction::backward && !weights_of(l).needed_in_backward) continue;
     for (const int w : state_.touched_by(l)) {
       if (state_.placement(w).resident) continue;
-      if (weights_of(w).buffer >= 0) continue;
+      if (weights_of(w).buffer >= 0 || state_.speculated(w)) continue;
       --missing_budget;
       acquire(w, true, out);
     }

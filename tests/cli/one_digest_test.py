@@ -19,6 +19,7 @@ AXES = {
     "--recompute": ["none", "block:2", "offload", "selective", "block:1,selective"],
     "--accumulation-order": ["auto", "micro-batch", "layer"],
     "--link-bandwidth": [None, "400MB/s"],
+    "--speculate": ["off", "on", "auto"],
 }
 
 

@@ -14,6 +14,7 @@ from program import PROGRAM, SMALL, ProgramTest, main
 SUMMARY_KEYS = {"model", "parameters", "device", "ranks", "policy", "steps", "ended_by", "tokens", "first_loss", "final_loss", "eval_loss",
                 "tokens_per_second", "step_seconds", "phase_seconds", "planned_device_bytes", "peak_device_bytes", "micro_batches",
                 "planned_host_bytes", "peak_host_bytes", "planned_file_bytes", "updated_parameters", "bytes", "skipped_steps",
+                "speculated_parameters", "confirmed_steps", "rolled_back_steps",
                 "resumed_from_step", "state_digest", "compute_key", "version", "command"}
 METRIC_KEYS = {"step", "loss", "grad_norm", "lr", "step_seconds", "tokens_per_second", "bound_by", "device_bytes",
                "skipped", "exposed_update_seconds", "h2d_bytes", "d2h_bytes", "h2d_bytes_per_second",

@@ -45,6 +45,7 @@ void draw_plan(Draw& draw, ToyOptions& o) {
   const auto resident = static_cast<int>(draw.below(7)) - 1;
   if (policy != "device" && resident >= 0) o.offload.resident_layers = resident;
   if (draw.one_in(4)) o.offload.state = StateFormat::split;
+  if (draw.one_in(3)) o.offload.speculate = Speculate::on;
   o.offload.overlap = !draw.one_in(8);
   o.at_once = 1 + draw.below(o.micro_batches);
   o.evaluate_between = draw.one_in(4);

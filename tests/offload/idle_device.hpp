@@ -84,6 +84,11 @@ class EightThreads final : public Parallel {
 class IdleKernels final : public UpdateKernels {
  public:
   void adamw(const AdamPiece&, const AdamCoefficients&, int most_threads) override { last_most_threads = most_threads; }
+  std::int64_t speculate(const AdamPiece& piece, const AdamCoefficients&, const UndoPiece&, int) override {
+    return piece.count;
+  }
+  void settle(const AdamPiece&, const AdamCoefficients&, const AdamCoefficients&, Settling, const UndoPiece&,
+              int) override {}
   void weights_of_master(const float*, bf16*, std::int64_t) override {}
   void accumulate(float*, const bf16*, bool, std::int64_t) override {}
   void accumulate(float*, const float*, bool, std::int64_t) override {}

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <map>
+#include <set>
 #include <utility>
 #include <vector>
 
@@ -90,6 +91,7 @@ void for_gradients(const Lowered& run, int layer, std::int64_t begin, std::int64
 /// What each task reads and writes, from the meaning of its kind alone.
 int check_hazards(const Lowered& run) {
   HazardCheck check(run);
+  std::set<int> speculated;      // layers whose updates have run and are not decided about
   std::map<int, int> buffer_of;  // layer to the weight buffer it was fetched into last
   for (std::size_t i = 0; i < run.tasks.size(); ++i) {
     const Task& t = run.tasks[i];
@@ -118,6 +120,10 @@ int check_hazards(const Lowered& run) {
       if (t.receive_buffer < 0) return check.touch(i, key("gradient buffer", t.buffer, t.begin), false);
       EXPECT_NE(t.from_rank, run.plan.rank.index);
       check.touch(i, key("receive buffer", t.receive_buffer), false);
+    };
+    const auto host_norm = [&](bool write) {
+      for_gradients(run, t.layer, t.begin, t.end,
+                    [&](std::int64_t b) { check.touch(i, key("host norm", t.layer, b), write); });
     };
     // Norm blocks of what leaves the device, beside the gradient buffer.
     const auto norm_blocks = [&](bool write) {
@@ -152,6 +158,7 @@ int check_hazards(const Lowered& run) {
         check.touch(i, key("weight buffer", t.buffer), true);
         buffer_of[t.layer] = t.buffer;
         weights_home(false);
+        EXPECT_FALSE(speculated.contains(t.layer)) << "fetches weights that may be taken back";
         break;
       case TaskKind::round_gradient:
         caller_gradient();
@@ -195,6 +202,7 @@ int check_hazards(const Lowered& run) {
       case TaskKind::accumulate_gradient:
       case TaskKind::finish_gradient:
         gradient(true);
+        if (t.last_micro && t.lane == Lane::cpu) host_norm(true);
         break;
       case TaskKind::norm_gradient:
         for_gradients(run, t.layer, t.begin, t.end,
@@ -203,6 +211,7 @@ int check_hazards(const Lowered& run) {
         break;
       case TaskKind::fetch_norm:
         if (!run.plan.subgroups[static_cast<std::size_t>(t.subgroup)].gradient_on_device) norm_blocks(false);
+        host_norm(true);
         break;
       case TaskKind::read_state:
         check.touch(i, key("file buffer", t.file_buffer), true);
@@ -242,10 +251,15 @@ int check_hazards(const Lowered& run) {
         check.touch(i, key("staging", t.staging), false);
         weights_home(true);
         break;
+      case TaskKind::speculate:
+      case TaskKind::retract:
       case TaskKind::update_cpu:
         state(true);
         gradient(false);
         if (!resident) weights_home(true);
+        if (t.kind == TaskKind::speculate) host_norm(false);
+        if (t.kind == TaskKind::speculate) speculated.insert(t.layer);
+        if (t.kind != TaskKind::speculate) speculated.erase(t.layer);
         break;
       case TaskKind::push_weights:
         weights_home(true);
@@ -280,6 +294,17 @@ TEST_P(Hazards, AreAllDependencies) {
         saving.steps(3, true);
         check_hazards(saving);
       }
+    }
+  }
+}
+
+TEST_P(Hazards, AreAllDependenciesWhereUpdatesRunBeforeTheNormIsKnown) {
+  for (const int resident : {0, 2, 7}) {
+    for (const Order order : {Order{1, 1}, Order{2, 1}, Order{2, 2}}) {
+      Lowered run(GetParam(), resident, 2, StateFormat::split, order);
+      run.speculate();
+      run.steps(5, true);
+      EXPECT_EQ(check_hazards(run), 0);
     }
   }
 }
@@ -386,6 +411,15 @@ TEST(HazardCheck, FindsADroppedDependency) {
        {TaskKind::layer_use, TaskKind::commit, TaskKind::fetch_weights, TaskKind::round_gradient,
         TaskKind::flush_gradient, TaskKind::load_state, TaskKind::store_state, TaskKind::update_streamed,
         TaskKind::update_cpu, TaskKind::store_weights, TaskKind::save_state}) {
+    EXPECT_GT(failures_without(run, victim), 0) << name_of(victim);
+  }
+}
+
+TEST(HazardCheck, FindsADroppedDependencyOfSpeculation) {
+  Lowered run("host");
+  run.speculate();
+  run.steps(5, true);
+  for (const TaskKind victim : {TaskKind::speculate, TaskKind::retract, TaskKind::update_cpu}) {
     EXPECT_GT(failures_without(run, victim), 0) << name_of(victim);
   }
 }

@@ -39,6 +39,7 @@ struct Lowered {
   Plan plan;
   TaskList tasks;
   std::map<TaskId, GradientUse> commits;  ///< by task
+  bool speculates = false;                ///< every third step is then retracted, and in each a layer is used once more
   int unused = -1;                        ///< a layer whose gradients come without its weights
 
   explicit Lowered(const std::string& policy, int resident = 0, int prefetch = 2, StateFormat state = StateFormat::fp32,
@@ -66,6 +67,12 @@ struct Lowered {
     plan.file_buffers = buffers;
   }
 
+  /// Updates may run before the norm is known.
+  void speculate() {
+    speculates = true;
+    for (Subgroup& s : plan.subgroups) s.speculates = s.updater == Updater::cpu && s.tier == Tier::host;
+  }
+
   void pass(Lowering& u, int l, int gradients) {
     std::optional<LayerUse> use;
     if (l != unused) use = u.use(l, tasks);
@@ -82,7 +89,8 @@ struct Lowered {
   void steps(int count, bool saving = false) {
     Lowering u(layout, plan);
     for (int s = 0; s < count; ++s) {
-      u.begin_step({.micro_batches = order.micro_batches});
+      u.begin_step({.micro_batches = order.micro_batches},
+                   speculates ? UpdateTime::speculative : UpdateTime::after_norm);
       u.prefetch(tasks);
       for (int first = 0; first < order.micro_batches; first += order.at_once) {
         const int at_once = std::min(order.at_once, order.micro_batches - first);
@@ -90,7 +98,8 @@ struct Lowered {
         for (int l = layout.layer_count() - 1; l >= 0; --l) pass(u, l, at_once);
       }
       EXPECT_TRUE(u.gradients_complete());
-      u.update(tasks);
+      if (speculates) pass(u, 2, 0);  // of a layer whose updates have been emitted: it sees the old weights
+      speculates && s % 3 == 1 ? u.retract(tasks) : u.update(tasks);
       u.end_pass();
       if (saving) u.save(tasks);
     }

@@ -137,6 +137,19 @@ void read_config_toml(const std::filesystem::path& file, TrainConfig& config) {
   }
 }
 
+/// Throws UsageError where no update can run ahead of the gradient norm.
+void check_speculation(const TrainConfig& c) {
+  const auto refuse = [](std::string_view why) {
+    throw UsageError("--speculate on", why, "leave it out");
+  };
+  if (c.clip == 0.0 && c.on_nonfinite == OnNonfinite::stop) {
+    refuse("with --clip 0 --on-nonfinite stop no update waits for the gradient norm");
+  }
+  if (is_lion(c.state)) refuse("updates of --state lion cannot be taken back");
+  if (c.beta1 < 0.5 || c.beta2 < 0.5) refuse("updates with a beta below 0.5 cannot be taken back");
+  if (c.lr.value_or(0.0) * c.weight_decay > 0.5) refuse("updates with --lr times --weight-decay above 0.5 cannot be taken back");
+}
+
 void check_config(const TrainConfig& c) {
   if (c.model.empty())
     throw UsageError("--model", "missing", "for example --model tiny-gpt2; --list-models names the shapes");
@@ -148,6 +161,7 @@ void check_config(const TrainConfig& c) {
   if (c.patience > 0 && c.eval_every == 0) {
     throw UsageError("--patience", "there is no --eval-every", "give it, and --eval-data");
   }
+  if (c.speculate == Speculate::on) check_speculation(c);
 }
 
 }  // namespace tandem

@@ -93,6 +93,7 @@ struct TrainConfig {
   std::uint64_t seed = 42;
   std::string freeze;
   OnNonfinite on_nonfinite = OnNonfinite::skip;
+  Speculate speculate = Speculate::off;
   std::int64_t eval_every = 0;
   std::int64_t checkpoint_every = 0;
   int keep = 2;

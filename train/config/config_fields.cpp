@@ -337,6 +337,11 @@ void add_machine_fields(std::vector<ConfigField>& all) {
        {"bf16-moments", StateFormat::bf16_moments},
        {"8bit-moments", StateFormat::byte_moments},
        {"lion", StateFormat::lion}}));
+  all.push_back(choice<Speculate>(
+      {"speculate", "WHEN", "off", "on",
+       "updates on the CPU before the gradient norm is known, taken back to the bit where it clips: off, auto (while most "
+       "steps are not clipped), on"},
+      &C::speculate, {{"off", Speculate::off}, {"auto", Speculate::automatic}, {"on", Speculate::on}}));
   all.push_back(text({"state-dir", "DIR", "none: all of it is in memory", "/mnt/nvme",
                       "folder on a fast disk, for the optimizer state that host memory has no room for; read and "
                       "written in every step"},

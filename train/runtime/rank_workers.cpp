@@ -147,6 +147,8 @@ EngineCounters RankWorkers::counters() const {
     all.parameters_updated_cpu += more.parameters_updated_cpu;
     all.parameters_updated_streamed += more.parameters_updated_streamed;
     all.parameters_updated_resident += more.parameters_updated_resident;
+    all.parameters_speculated += more.parameters_speculated;
+    all.parameters_taken_back += more.parameters_taken_back;
     all.dram_bytes += more.dram_bytes;
     all.bytes_from_file += more.bytes_from_file;
     all.bytes_to_file += more.bytes_to_file;

@@ -50,6 +50,21 @@ TEST_P(RanksOfEveryPolicy, GiveTheBitsOfOne) {
   }
 }
 
+TEST_P(RanksOfEveryPolicy, GiveTheBitsOfOneWhereUpdatesRunBeforeTheNormIsKnown) {
+  ToyOptions o = toy("device");
+  o.micro_batches = 4;
+  for (const double limit : {1.0, 1e9}) {
+    o.max_grad_norm = limit;
+    o.offload.policy = parse_policy("device");
+    const ToyResult& expected = testing::reference_of(o);
+    o.offload.policy = parse_policy(GetParam());
+    ToyOptions ahead = o;
+    ahead.offload.speculate = Speculate::on;
+    ahead.offload.subgroup_size = 2048;
+    expect_same(train_toy_group(ahead, 2), expected, 4);
+  }
+}
+
 TEST_P(RanksOfEveryPolicy, GiveTheBitsOfOneForEverySubgroupSizeAndResidency) {
   for (const std::int64_t size : {std::int64_t{1}, std::int64_t{2048}, std::int64_t{1} << 20}) {
     for (const int resident : {0, 1, 6}) {

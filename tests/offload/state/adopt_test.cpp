@@ -71,6 +71,15 @@ TEST_P(Adopting, LeavesNoTraceInAnyFormat) {
   }
 }
 
+TEST_P(Adopting, LeavesNoTraceWhereUpdatesRunBeforeTheNormIsKnown) {
+  ToyOptions o = roomy(GetParam().from);
+  o.offload.speculate = Speculate::on;
+  for (const double limit : {1.0, 1e9}) {
+    o.max_grad_norm = limit;
+    expect_no_trace(o, GetParam());
+  }
+}
+
 TEST_P(Adopting, LeavesNoTraceWithAccumulationAndEvaluations) {
   ToyOptions o = roomy(GetParam().from);
   o.micro_batches = 3;

@@ -1,0 +1,130 @@
+#pragma once
+// Takes an update of AdamW back, to the bit. The inverse formulas estimate the old state from the new one and the gradient;
+// what an estimate is off by, in units in the last place of what is stored, fits a byte for nearly every element. Moments come
+// first, and the master from the direction that follows from them exactly. docs/design/0041-updates-that-are-taken-back.md has
+// how large the differences are.
+#include <cstdint>
+
+#include "core/numerics/adam_state.hpp"
+
+namespace tandem {
+
+/// Coefficients of the inverse of an update.
+struct AdamInverse {
+  float beta1 = 0.0F;       ///< 1 / beta1
+  float beta1_rest = 0.0F;  ///< the part of it below fp32
+  float beta2 = 0.0F;
+  float beta2_rest = 0.0F;
+  float undecay = 0.0F;  ///< 1 / (1 - lr * weight_decay) - 1
+};
+
+namespace numerics {
+
+/// Whether estimates are close enough to be worth it: below these bounds the old state is a small part of the new one.
+inline bool is_invertible(const AdamCoefficients& c) {
+  return c.beta1 >= 0.5F && c.beta2 >= 0.5F && c.minus_decay >= -0.5F && c.minus_decay <= 0.5F;
+}
+
+inline AdamInverse adam_inverse(const AdamCoefficients& c) {
+  const double beta1 = 1.0 / static_cast<double>(c.beta1), beta2 = 1.0 / static_cast<double>(c.beta2);
+  const double decay = static_cast<double>(c.minus_decay);
+  AdamInverse inverse;
+  inverse.beta1 = static_cast<float>(beta1);
+  inverse.beta1_rest = static_cast<float>(beta1 - static_cast<double>(inverse.beta1));
+  inverse.beta2 = static_cast<float>(beta2);
+  inverse.beta2_rest = static_cast<float>(beta2 - static_cast<double>(inverse.beta2));
+  inverse.undecay = static_cast<float>(-decay / (1.0 + decay));
+  return inverse;
+}
+
+/// A difference of stored bits in a few bits: `range` above the least that fits, or `escape`, and then the old bits are kept.
+constexpr std::uint32_t moment_range = 3;
+constexpr std::uint32_t moment_escape = 7;
+constexpr std::uint32_t master_range = 1;
+constexpr std::uint32_t master_escape = 3;
+constexpr int v_field = 3;  ///< its lowest bit in the code of an element; that of m is 0
+constexpr int master_field = 6;
+
+/// Differences wrap around, as bits of a moment may have fewer than 32.
+TANDEM_HD std::uint32_t moment_difference(std::uint32_t old, std::uint32_t estimate) {
+  const std::uint32_t place = old - estimate + moment_range;
+  return place < moment_escape ? place : moment_escape;
+}
+TANDEM_HD std::uint32_t master_difference(std::uint32_t old, std::uint32_t estimate) {
+  const std::uint32_t place = old - estimate + master_range;
+  return place < master_escape ? place : master_escape;
+}
+
+/// All that an element was is kept.
+constexpr std::uint32_t code_of_nan = 0xffu;
+
+/// The code of an element whose new master is `after`. Where that is NaN, so may have been what estimates are made of, and
+/// processors differ in the bits that those then have.
+TANDEM_HD std::uint32_t undo_code(std::uint32_t of_m, std::uint32_t of_v, std::uint32_t of_master, float after) {
+  return after == after ? of_m | of_v << v_field | of_master << master_field : code_of_nan;
+}
+TANDEM_HD bool m_escapes(std::uint32_t code) { return (code & 0x07u) == 0x07u; }
+TANDEM_HD bool v_escapes(std::uint32_t code) { return (code & 0x38u) == 0x38u; }
+TANDEM_HD bool master_escapes(std::uint32_t code) { return (code & 0xc0u) == 0xc0u; }
+TANDEM_HD bool escapes(std::uint32_t code) { return m_escapes(code) | v_escapes(code) | master_escapes(code); }
+
+TANDEM_HD float magnitude(float x) { return bits_float(float_bits(x) & 0x7fffffffu); }
+
+/// A part of a new moment below which the rest that remains of it is but rounding: the old one was zero, or is kept as it was.
+template <StateFormat format>
+constexpr float resolution = format == StateFormat::bf16_moments   ? 0x1p-7F
+                             : format == StateFormat::byte_moments ? 0x1p-3F
+                                                                   : 0x1p-23F;
+
+/// Estimates of the moments before an update, from those that it stored; `g` is the gradient, scaled.
+template <StateFormat format>
+TANDEM_HD float estimate_m(float next, float g, const AdamCoefficients& c, const AdamInverse& inverse) {
+  const float rest = add(next, -mul(c.one_minus_beta1, g));
+  const float before = fma(rest, inverse.beta1, mul(rest, inverse.beta1_rest));
+  // In fp32 nothing remains of a moment that began at zero.
+  if constexpr (!rounds_moments(format)) return before;
+  return magnitude(rest) < mul(resolution<format>, magnitude(next)) ? 0.0F : before;
+}
+template <StateFormat format>
+TANDEM_HD float estimate_v(float next, float g, const AdamCoefficients& c, const AdamInverse& inverse) {
+  const float rest = fma(-mul(c.one_minus_beta2, g), g, next);
+  const float before = fma(rest, inverse.beta2, mul(rest, inverse.beta2_rest));
+  return rest < mul(resolution<format>, next) ? 0.0F : before;
+}
+
+/// Estimate of the master before an update; `direction` is that of the step, exactly.
+TANDEM_HD float estimate_master(float next, float direction, const AdamCoefficients& c, const AdamInverse& inverse) {
+  const float rest = fma(-c.minus_step_size, direction, next);
+  return fma(rest, inverse.undecay, rest);
+}
+
+/// Bits of a moment as it is stored, which its differences are of. Of byte_moments within a block of this exponent.
+template <StateFormat format>
+TANDEM_HD std::uint32_t stored_m(float m, std::uint32_t exponent) {
+  if constexpr (format == StateFormat::bf16_moments) return (float_bits(m) + 0x8000u) >> 16;
+  if constexpr (format == StateFormat::byte_moments) return code_of_m(m, exponent, nearest_increment);
+  return float_bits(m);
+}
+template <StateFormat format>
+TANDEM_HD std::uint32_t stored_v(float v, std::uint32_t exponent) {
+  if constexpr (format == StateFormat::bf16_moments) return (float_bits(v) + 0x8000u) >> 16;
+  if constexpr (format == StateFormat::byte_moments) return code_of_v(v, exponent, nearest_increment);
+  return float_bits(v);
+}
+
+/// The moment that stored bits stand for.
+template <StateFormat format>
+TANDEM_HD float read_m(std::uint32_t bits, std::uint32_t exponent) {
+  if constexpr (format == StateFormat::bf16_moments) return bits_float(bits << 16);
+  if constexpr (format == StateFormat::byte_moments) return decode_m(bits, exponent);
+  return bits_float(bits);
+}
+template <StateFormat format>
+TANDEM_HD float read_v(std::uint32_t bits, std::uint32_t exponent) {
+  if constexpr (format == StateFormat::bf16_moments) return bits_float(bits << 16);
+  if constexpr (format == StateFormat::byte_moments) return decode_v(bits, exponent);
+  return bits_float(bits);
+}
+
+}  // namespace numerics
+}  // namespace tandem
