@@ -1,5 +1,5 @@
 """What the tests of training by PyTorch share: small random models with a tokenizer of bytes, prepared chats, and runs over them. As a
-program: trains in a process that is killed at random moments, until a run ends: finetune_runs.py PACKAGE FOLDER KILLS SECONDS."""
+program: trains in a process that is killed at random moments, until a run ends: finetune_runs.py PACKAGE FOLDER KILLS."""
 import contextlib
 import io
 import json
@@ -32,7 +32,8 @@ GPT2 = {"vocab_size": 257, "n_positions": 256, "n_embd": 32, "n_layer": 2, "n_he
         "embd_pdrop": 0.0, "attn_pdrop": 0.0}
 #: Kinds that keep documents apart in three ways: rotary and learnt positions, and none that a caller may give.
 KINDS = {"neox": lambda: transformers.GPTNeoXConfig(**COMMON),
-         "dropout": lambda: transformers.GPTNeoXConfig(**COMMON, hidden_dropout=0.1, attention_dropout=0.1), "gpt2": lambda: transformers.GPT2Config(**GPT2),
+         "dropout": lambda: transformers.GPTNeoXConfig(**COMMON, hidden_dropout=0.1, attention_dropout=0.1),
+         "gpt2": lambda: transformers.GPT2Config(**GPT2),
          "bloom": lambda: transformers.BloomConfig(vocab_size=257, hidden_size=32, n_layer=2, n_head=4, bos_token_id=0, eos_token_id=0,
                                                    hidden_dropout=0.0, attention_dropout=0.0),
          "jamba": lambda: transformers.JambaConfig(**COMMON, num_key_value_heads=2, num_experts=2, pad_token_id=0, attn_layer_period=2,
@@ -105,10 +106,22 @@ def run_to_kill(folder, out, kills):
     return run_of(folder, out, steps=6 + 4 * kills)
 
 
-def main(folder, kills, seconds):
-    """Trains folder/killed in processes that are killed after a random time of at most `seconds`, `kills` of them; prints the status of
-    the last one, and how many were killed."""
-    moments = random.Random(7)
+def wait_for_steps(child, file, more):
+    """Waits until a run has told of so many more steps, and a random moment longer, or has ended."""
+    def told():
+        return file.read_text().count("\n") if file.exists() else 0
+
+    until = told() + more
+    while told() < until and os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+        time.sleep(0.002)
+    time.sleep(random.uniform(0, 0.05))
+
+
+def main(folder, kills):
+    """Trains folder/killed in processes that are killed after a random number of steps, `kills` of them; prints the status of the last
+    one, and the newest checkpoint at each kill."""
+    moments, reached = random.Random(7), []
+    transformers.AutoModelForCausalLM.from_config(KINDS["dropout"]())  # its modules are imported once, not in each process
     for done in range(kills + 1):
         child = os.fork()
         if child == 0:
@@ -116,12 +129,13 @@ def main(folder, kills, seconds):
                 train(run_to_kill(folder, "killed", kills), print)
             os._exit(0)
         if done < kills:
-            time.sleep(moments.uniform(0.1, 1) * seconds)
+            wait_for_steps(child, folder / "killed" / "metrics.jsonl", moments.randint(2, 6))
             os.kill(child, signal.SIGKILL)
         status = os.waitpid(child, 0)[1]
         if status == 0 or done == kills:
-            return print(json.dumps({"status": status, "kills": done}))
+            return print(json.dumps({"status": status, "reached": reached}))
+        reached.append(max((path.name for path in (folder / "killed" / "checkpoints").glob("step-*")), default=""))
 
 
 if __name__ == "__main__":
-    main(pathlib.Path(sys.argv[2]), int(sys.argv[3]), float(sys.argv[4]))
+    main(pathlib.Path(sys.argv[2]), int(sys.argv[3]))

@@ -11,7 +11,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 import unittest
 import unittest.mock
 import warnings
@@ -458,15 +457,13 @@ class GoingOn(RunTest):
     def test_killed_at_random_moments(self):
         kills = int(os.environ.get("TANDEM_KILLS", 3))
         train(runs.run_to_kill(self.folder, "whole", kills), self.said.append)
-        begin = time.monotonic()
-        train(runs.run_to_kill(self.folder, "timed", kills), self.said.append)
-        seconds = 1.5 * (time.monotonic() - begin) / kills
-        done = subprocess.run([sys.executable, runs.__file__, str(sandbox.PACKAGE), str(self.folder), str(kills), str(seconds)],
-                              capture_output=True, text=True, timeout=500)
+        done = subprocess.run([sys.executable, runs.__file__, str(sandbox.PACKAGE), str(self.folder), str(kills)], capture_output=True, text=True,
+                              timeout=500)
         self.assertEqual(done.returncode, 0, done.stderr)
         told = json.loads(done.stdout.splitlines()[-1])
         self.assertEqual(told["status"], 0, done.stderr)
-        self.assertGreaterEqual(told["kills"], kills / 2)
+        self.assertGreaterEqual(len(told["reached"]), kills / 2)
+        self.assertTrue(any(told["reached"]), told)  # one was killed when it had come somewhere
         self.assertEqual(self.result("killed"), self.result("whole"))
 
 

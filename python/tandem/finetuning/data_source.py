@@ -37,7 +37,8 @@ def _found(name: str, split: str, folder: Path, offline: bool, progress: Callabl
     what, title, config = f"DATA {name}", *_parts(name)
     near = hub.nearest(name, [*hub.cached_names("datasets"), *_beside(path)])
     if not hub.is_hub_name(title) or name.lower().endswith(_ENDS):
-        raise Refusal(f"{what}: there is no such file or folder, and it is no name of a data set; {hub.did_you_mean(near)}name a file, or org/name", 2)
+        raise Refusal(f"{what}: there is no such file or folder, and it is no name of a data set; {hub.did_you_mean(near)}name a file, "
+                      "or org/name", 2)
     file = folder / f"{_file_name(title, config, split)}.jsonl"
     if file.is_file():
         progress(f"{what}: taken from {file}")

@@ -149,8 +149,8 @@ class _Download:
         needed = sum(sizes[name] for name in weights if not (folder / name).exists())
         free = shutil.disk_usage(folder).free
         if needed and needed + _MARGIN > free:
-            raise Refusal(f"{self._what}: {hub.gigabytes(needed)} of weights are to be downloaded, and the disk of {folder} has {hub.gigabytes(free)} "
-                          "free; make room, or set HF_HOME to a folder on another disk", 7)
+            raise Refusal(f"{self._what}: {hub.gigabytes(needed)} of weights are to be downloaded, and the disk of {folder} has "
+                          f"{hub.gigabytes(free)} free; make room, or set HF_HOME to a folder on another disk", 7)
 
     def _get(self, names: list[str], sizes: dict[str, int]) -> Path:
         """Downloads files that the cache does not have; returns the folder of the cache."""

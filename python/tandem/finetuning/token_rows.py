@@ -80,7 +80,8 @@ class TokenRows:
         """A row. Raises Refusal where one of its tokens is beyond the vocabulary."""
         tokens, mask = self._tokens[index].astype(numpy.int64), self._masks[index]
         if int(tokens.max()) >= self.vocabulary:
-            raise Refusal(f"DATA {self.file}: token {int(tokens.max())} in row {index}, and the vocabulary has {self.vocabulary}; prepare it again", 4)
+            raise Refusal(f"DATA {self.file}: token {int(tokens.max())} in row {index}, and the vocabulary has {self.vocabulary}; prepare "
+                          "it again", 4)
         starts = (mask & _FIRST) != 0 if self.packed else numpy.zeros(len(mask), bool)
         starts[0] = True
         targets = numpy.where(((mask & _TARGET) != 0) & ~starts, tokens, NO_TARGET)[1:]

@@ -140,7 +140,8 @@ class Training:
         model = TorchModel(run.model, run.settings, passes=run.accumulation * passes, tokens_at_once=self._tokens_at_once())
         if self._data.vocabulary > (known := int(model.module.get_input_embeddings().weight.shape[0])):
             model.close()
-            raise Refusal(f"DATA {run.data}: its tokenizer has {self._data.vocabulary} tokens, and the model {known}; prepare it with the model's own", 4)
+            raise Refusal(f"DATA {run.data}: its tokenizer has {self._data.vocabulary} tokens, and the model {known}; prepare it with the "
+                          "model's own", 4)
         return model
 
     def _tokens_at_once(self) -> int:
@@ -249,7 +250,8 @@ class Training:
             return
         state.skipped_in_a_row = state.skipped_in_a_row + 1 if skipped else 0
         if state.skipped_in_a_row >= _SKIP_LIMIT:
-            raise Refusal(f"step {state.step}: {_SKIP_LIMIT} steps in a row without a finite gradient norm; use a smaller --lr, with another --out", 6)
+            raise Refusal(f"step {state.step}: {_SKIP_LIMIT} steps in a row without a finite gradient norm; use a smaller --lr, with another "
+                          "--out", 6)
 
     # Evaluation.
 
