@@ -188,7 +188,7 @@ void HostDevice::move(void* to, const void* from, std::size_t bytes, CopyKind ki
     case CopyKind::device_to_host:
       return to_host_->run(static_cast<double>(bytes), move_bytes);
     case CopyKind::device_to_device:
-      return move_bytes();
+      return large_copy(to, from, bytes, host_kernels_->parallel());
   }
 }
 
