@@ -10,8 +10,7 @@ namespace tandem {
 /// a third of the memory's bandwidth for nothing, and evicts data in use. Other threads see the bytes after whatever
 /// orders this thread's writes for them. Under ASan and TSan it is memcpy, which they watch.
 void large_copy(void* to, const void* from, std::size_t bytes) noexcept;
-/// large_copy on all threads, for copies that nothing computes beside: one thread alone does not fill the memory's
-/// bandwidth. Blocks.
+/// large_copy on several threads at once: one alone does not fill the memory's bandwidth. Blocks.
 void large_copy(void* to, const void* from, std::size_t bytes, Parallel& threads);
 
 /// Size in bytes from which copies bypass the caches.
