@@ -38,7 +38,7 @@ def why_not(peer, script, environment):
         python = harness.peers("torch", "numpy", peer)
         harness.output([python, script, peer, "1", str(harness.cores())], env=environment, stdin=subprocess.DEVNULL)
     except harness.BenchError as error:
-        return str(error)
+        return str(error).rpartition(" failed: ")[2]  # without the path of this machine's Python
     return None
 
 
