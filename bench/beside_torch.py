@@ -12,9 +12,9 @@ from race import Race
 
 COUNT = 100_000_000
 WARM_UP = 2
-PAIRS = 15
+PAIRS = 61
 TRAININGS = ("plain", "checkpointing", "stream", "stream-none")
-TURNS = 9
+TURNS = 21
 POLICIES = ("device", "host")
 PEERS = ("deepspeed", "torchao")
 
