@@ -2,17 +2,21 @@
 
 A step of the optimizer, with all state on the device and with all of it on the host, beside fused AdamW: 100 million parameters in
 bf16, fp32 masters on both sides, PyTorch's casts included. Then training steps of a decoder of 36 million parameters, streamed with
-all state on the host, beside PyTorch with checkpointing and without. Processes that all exist at once step in turn.
+all state on the host, beside PyTorch with checkpointing and without. Processes that all exist at once step in turn. DeepSpeed's
+CPUAdam and torchao's CPUOffloadOptimizer take part where they run on a CPU; `left_out` of the result says why one does not.
 """
+import subprocess
+
 import harness
 from race import Race
 
 COUNT = 100_000_000
 WARM_UP = 2
-PAIRS = 15
+PAIRS = 61
 TRAININGS = ("plain", "checkpointing", "stream", "stream-none")
-TURNS = 9
+TURNS = 21
 POLICIES = ("device", "host")
+PEERS = ("deepspeed", "torchao")
 
 
 def check_same_work(contestants):
@@ -28,27 +32,51 @@ def check_same_training(contestants):
         raise harness.BenchError(f"losses fell by {falls}: they did not do the same work")
 
 
+def why_not(peer, script, environment):
+    """Why a peer cannot take part, the last thing that it said; None: it can. A peer may compile itself here."""
+    try:
+        python = harness.peers("torch", "numpy", peer)
+        harness.output([python, script, peer, "1", str(harness.cores())], env=environment, stdin=subprocess.DEVNULL)
+    except harness.BenchError as error:
+        return str(error).rpartition(" failed: ")[2]  # without the path of this machine's Python
+    return None
+
+
+def race_optimizers(python, environment):
+    script = harness.ROOT / "bench" / "peers" / "torch_optimizer.py"
+    left_out = {peer: why_not(peer, script, environment) for peer in PEERS}
+    kinds = ("torch", *POLICIES, *(peer for peer in PEERS if left_out[peer] is None))
+    with Race({kind: [python, script, kind, str(COUNT), str(harness.cores())] for kind in kinds}, environment) as race:
+        race.run(PAIRS, WARM_UP, check_same_work)
+    return {kind: race.seconds(kind) for kind in kinds}, {peer: why for peer, why in left_out.items() if why is not None}
+
+
+def race_trainings(python, environment):
+    script = harness.ROOT / "bench" / "peers" / "torch_stream.py"
+    shares = {kind: [] for kind in TRAININGS}
+    with Race({kind: [python, script, kind, str(harness.cores())] for kind in TRAININGS}, environment) as race:
+        race.run(TURNS, WARM_UP, check_same_training, lambda contestant: shares[contestant.name].append(contestant.ask("facts")))
+    return {kind: race.seconds(kind) for kind in TRAININGS}, shares
+
+
 def measure():
     harness.build("tandem_python", "tandem_python_files")
     python = harness.peers("torch", "numpy")
-    package = harness.BUILD / "python"
-    environment = {**harness.QUIET, "PYTHONPATH": str(package)}
-    script = [python, harness.ROOT / "bench" / "peers" / "torch_optimizer.py"]
-    commands = {kind: [*script, kind, str(COUNT), str(harness.cores())] for kind in ("torch", *POLICIES)}
-    with Race(commands, environment) as race:
-        race.run(PAIRS, WARM_UP, check_same_work)
-    script[1] = script[1].with_name("torch_stream.py")
-    with Race({kind: [*script, kind, str(harness.cores())] for kind in TRAININGS}, environment) as trainings:
-        trainings.run(TURNS, WARM_UP, check_same_training)
+    environment = {**harness.path_with(python), "PYTHONPATH": str(harness.BUILD / "python")}
+    steps, left_out = race_optimizers(python, environment)
+    trainings, shares = race_trainings(python, environment)
     figures = harness.Figures()
-    for policy in POLICIES:
-        figures.add("optimizer_step_over_torch" + ("" if policy == "device" else f"_{policy}"),
-                    harness.ratios(race.seconds(policy), race.seconds("torch")))
+    for other in (kind for kind in steps if kind not in POLICIES):
+        for policy in POLICIES:
+            figures.add(f"optimizer_step_over_{other}" + ("" if policy == "device" else f"_{policy}"),
+                        harness.ratios(steps[policy], steps[other]))
     for figure, kind, other in (("stream_over_checkpointing", "stream", "checkpointing"), ("stream_over_plain", "stream", "plain"),
                                 ("stream_without_recompute_over_plain", "stream-none", "plain")):
-        figures.add(figure, harness.ratios(trainings.seconds(kind), trainings.seconds(other)))
-    for kind in TRAININGS:
-        figures.add(f"{kind.replace('-', '_')}_training_seconds", trainings.seconds(kind))
-    for name in ("torch", *POLICIES):
-        figures.add(f"{name}_seconds", race.seconds(name))
-    return figures.line("torch", parameters=COUNT, threads=harness.cores(), pairs=PAIRS)
+        figures.add(figure, harness.ratios(trainings[kind], trainings[other]))
+    figures.add("engine_share", shares["stream"])
+    figures.add("engine_share_without_recompute", shares["stream-none"])
+    for kind, seconds in trainings.items():
+        figures.add(f"{kind.replace('-', '_')}_training_seconds", seconds)
+    for kind, seconds in steps.items():
+        figures.add(f"{kind}_seconds", seconds)
+    return figures.line("torch", parameters=COUNT, threads=harness.cores(), pairs=PAIRS, left_out=left_out)

@@ -52,12 +52,14 @@ class Race:
     def __exit__(self, *_):
         self.close()
 
-    def run(self, turns, warm_up, check=lambda contestants: None):
+    def run(self, turns, warm_up, check=lambda contestants: None, measured=lambda contestant: None):
+        """`check` is called with all contestants after the warm-up, `measured` with one after each of its steps that counts."""
         for turn in range(warm_up + turns):
             for contestant in self.contestants.values():
                 seconds = contestant.ask("step")
                 if turn >= warm_up:
                     contestant.seconds.append(seconds)
+                    measured(contestant)
             if turn + 1 == warm_up:
                 check(self.contestants.values())
 

@@ -1,7 +1,8 @@
 """Optimizers of a PyTorch program, with the protocol of bench_adam_race: torch_optimizer.py KIND COUNT THREADS.
 
-Parameters and gradients are bf16, 4 million elements each, as a model of PyTorch's has them. KIND is `torch`: fused AdamW on
-fp32 masters, with the casts of gradients to fp32 and of masters to bf16 weights; or a policy of tandem.optim.AdamW.
+Parameters and gradients are bf16, 4 million elements each, as a model of PyTorch's has them. KIND is `torch` or `deepspeed`: fused
+AdamW of PyTorch, or DeepSpeedCPUAdam, the optimizer of its CPU offload, on fp32 masters, with the casts of gradients to fp32 and of
+masters to bf16 weights; `torchao`: its CPUOffloadOptimizer; or a policy of tandem.optim.AdamW.
 """
 import sys
 import time
@@ -21,13 +22,22 @@ def parameters(count):
     return made
 
 
+def fused(masters):
+    return torch.optim.AdamW(masters, fused=True, **VALUES)
+
+
+def deepspeed(masters):
+    from deepspeed.ops.adam import DeepSpeedCPUAdam
+    return DeepSpeedCPUAdam(masters, adamw_mode=True, **VALUES)
+
+
 class WithMasters:
-    def __init__(self, weights):
+    def __init__(self, weights, optimizer=fused):
         self.weights = weights
         self.masters = [torch.nn.Parameter(p.detach().float()) for p in weights]
         for master in self.masters:
             master.grad = torch.zeros_like(master)
-        self.optimizer = torch.optim.AdamW(self.masters, fused=True, **VALUES)
+        self.optimizer = optimizer(self.masters)
 
     def step(self):
         for weight, master in zip(self.weights, self.masters, strict=True):
@@ -39,8 +49,11 @@ class WithMasters:
 
 
 def make(kind, weights):
-    if kind == "torch":
-        return WithMasters(weights)
+    if kind in ("torch", "deepspeed"):
+        return WithMasters(weights, {"torch": fused, "deepspeed": deepspeed}[kind])
+    if kind == "torchao":
+        from torchao.optim import CPUOffloadOptimizer
+        return CPUOffloadOptimizer(weights, torch.optim.AdamW, fused=True, **VALUES)
     import tandem.optim
     return tandem.optim.AdamW(weights, device_memory="8GiB", policy=kind, **VALUES)
 

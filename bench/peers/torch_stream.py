@@ -65,6 +65,8 @@ class Plain:
 class Streamed:
     def __init__(self, recompute):
         import tandem
+        from engine_clock import EngineClock
+        self.clock = EngineClock()
         self.model = tandem.stream(Decoder(False), device_memory="256MiB", policy="host", recompute=recompute)
         self.optimizer = self.model.tandem.optimizer(**VALUES)
 
@@ -81,6 +83,7 @@ class Race:
         self.side = Streamed({"stream": "units", "stream-none": "none"}[kind]) if kind.startswith("stream") else Plain(kind == "checkpointing")
         self.tokens = torch.randint(0, WORDS, (ROWS, LENGTH + 1), generator=torch.Generator().manual_seed(1))
         self.losses = []
+        self.engine_share = 0.0
 
     def step(self):
         begin = time.perf_counter()
@@ -89,7 +92,14 @@ class Race:
         self.side.clip()
         self.side.update()
         self.losses.append(loss.item())
-        return time.perf_counter() - begin
+        seconds = time.perf_counter() - begin
+        if isinstance(self.side, Streamed):
+            self.engine_share = self.side.clock.take() / seconds
+        return seconds
+
+    def facts(self):
+        """Share of the last step that was the engine's own, by engine_clock.py; 0 for PyTorch alone."""
+        return self.engine_share
 
     def change(self):
         """Fall of the loss since the first step: of all kinds the same."""

@@ -181,7 +181,7 @@ void HostDevice::copy(void* to, const void* from, std::size_t bytes, CopyKind ki
 
 void HostDevice::move(void* to, const void* from, std::size_t bytes, CopyKind kind) {
   memory_->ledger().require_copyable(to, from, bytes, kind);
-  const auto move_bytes = [&] { large_copy(to, from, bytes); };
+  const auto move_bytes = [&] { large_copy(to, from, bytes, host_kernels_->parallel()); };
   switch (kind) {
     case CopyKind::host_to_device:
       return to_device_->run(static_cast<double>(bytes), move_bytes);

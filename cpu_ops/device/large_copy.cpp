@@ -2,6 +2,7 @@
 
 #include <emmintrin.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 
@@ -18,6 +19,8 @@ constexpr std::size_t line = 64;
 constexpr std::size_t page = 4096;
 // Pages that are read in turn: the hardware fetches ahead within each.
 constexpr std::size_t pages_at_once = 4;
+// Bytes that a thread copies at a time.
+constexpr std::size_t part_bytes = std::size_t{1} << 20;
 
 /// One line; `to` is where one begins.
 inline void stream_line(std::byte* to, const std::byte* from) noexcept {
@@ -62,6 +65,16 @@ void large_copy(void* to, const void* from, std::size_t bytes) noexcept {
   std::memcpy(target, source, head);
   const std::size_t streamed = head + stream(target + head, source + head, bytes - head);
   std::memcpy(target + streamed, source + streamed, bytes - streamed);
+}
+
+void large_copy(void* to, const void* from, std::size_t bytes, Parallel& threads) {
+  if (bytes <= part_bytes) return large_copy(to, from, bytes);
+  const std::size_t parts = (bytes + part_bytes - 1) / part_bytes;
+  threads.run(static_cast<std::int64_t>(parts), [=](std::int64_t part) {
+    const std::size_t at = static_cast<std::size_t>(part) * part_bytes;
+    large_copy(static_cast<std::byte*>(to) + at, static_cast<const std::byte*>(from) + at,
+               std::min(part_bytes, bytes - at));
+  });
 }
 
 }  // namespace tandem

@@ -165,7 +165,8 @@ GradientsGuard HeldLayers::gradients(int layer, StreamView stream) {
   return guard;
 }
 
-/// Clears the fp32 gradients, which callers add to, and the padding of those that they write.
+/// Clears the fp32 gradients, which callers add to, and the padding of those that they write. Where several uses add to
+/// a buffer and some may be absent, perhaps nobody writes those: they are cleared, too.
 void HeldLayers::clear_gradients(const GradientPlace& place, StreamView stream) {
   const Layer& layer = parts_.layout.layer(place.layer);
   std::byte* const buffer = parts_.storage.gradient_buffer(place.buffer);
@@ -173,11 +174,26 @@ void HeldLayers::clear_gradients(const GradientPlace& place, StreamView stream) 
     const std::size_t first = layer.gradient_offset(begin), last = layer.gradient_offset(end);
     if (last > first) parts_.device.fill_zero(buffer + first, last - first, stream);
   };
-  if (pass_.may_be_absent) return clear(0, layer.state_elements);  // nobody may write it
+  if (pass_.may_be_absent && !place.sole) return clear(0, layer.state_elements);
   clear(0, layer.summed_elements);
   for (const Parameter& p : layer.parameters) {
     if (p.tied() || !p.options.trainable || p.offset < layer.summed_elements) continue;
     clear(p.offset + p.count, p.offset + p.padded_count);
+  }
+}
+
+/// Clears gradients that the caller was to write and has left out.
+void HeldLayers::clear_left_out(const Gradients& held, StreamView stream) {
+  for (const GradientPlace& place : held.use.gradients) {
+    if (place.layer != held.use.layer || !place.sole) continue;
+    const Layer& layer = parts_.layout.layer(place.layer);
+    std::byte* const buffer = parts_.storage.gradient_buffer(place.buffer);
+    for (const std::size_t index : held.left_out) {
+      const Parameter& p = layer.parameters[index];
+      if (p.tied() || p.offset < layer.summed_elements) continue;
+      const std::size_t first = layer.gradient_offset(p.offset), last = layer.gradient_offset(p.offset + p.count);
+      parts_.device.fill_zero(buffer + first, last - first, stream);
+    }
   }
 }
 
@@ -191,6 +207,7 @@ void HeldLayers::commit(std::uint64_t ticket, StreamView stream) {
   parts_.executor.require_good();
   parts_.device.require_own(stream);
   const Gradients held = take(gradients_, ticket);
+  clear_left_out(held, stream);
   present_.add(held.use.layer, held.left_out);
   parts_.lowering->commit(held.use, parts_.tasks);
   parts_.submit();

@@ -72,6 +72,7 @@ class HeldLayers {
   void require_one_stream(int layer, StreamView stream) const;
   void poison(const LayerUse& use, StreamView stream);
   void clear_gradients(const GradientPlace& place, StreamView stream);
+  void clear_left_out(const Gradients& held, StreamView stream);
 
   ParameterAccess& owner_;
   EngineParts& parts_;

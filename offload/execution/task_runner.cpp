@@ -204,17 +204,22 @@ void TaskRunner::keep_gradient(const Task& task, StreamView stream) {
   const SubgroupMemory& memory = storage_.subgroup(task.subgroup);
   const std::int64_t at = within_subgroup(task);
   std::byte* const gradient = final_gradient(task);
+  double* const norms = memory.device_norm + at / layout_quantum;
   const bool single = task.first_micro && task.last_micro;
-  if (!single) {
-    add_gradient(task, memory.sum + at, gradient, stream);
-  } else if (task.in_bf16 || task.in_fp32) {
+  if (single && (task.in_bf16 || task.in_fp32)) {
+    // Read where the caller has written it: the copy bypasses the host's caches.
+    norm_blocks(caller_gradient(task), task, norms, stream);
     device_.copy(gradient, caller_gradient(task), gradient_bytes(format_of(task), task.count()),
                  CopyKind::device_to_device, stream);
-  } else {
+    return;
+  }
+  if (single) {
     device_.ops().round(static_cast<const float*>(caller_gradient(task)), reinterpret_cast<bf16*>(gradient),
                         task.count(), stream);
+  } else {
+    add_gradient(task, memory.sum + at, gradient, stream);
   }
-  if (task.last_micro) norm_blocks(gradient, task, memory.device_norm + at / layout_quantum, stream);
+  if (task.last_micro) norm_blocks(gradient, task, norms, stream);
 }
 
 void TaskRunner::accumulate_gradient(const Task& task) {

@@ -21,6 +21,10 @@
 #include "python/bindings/errors.hpp"
 #include "tandem/tandem.hpp"
 
+/// Whether this thread holds the interpreter's lock. Every CPython has it since 3.4; the headers of the limited API, in
+/// which one wheel is made for all versions, leave it out.
+extern "C" int PyGILState_Check(void);
+
 namespace tandem::python {
 
 namespace nb = nanobind;

@@ -160,7 +160,7 @@ void GradientPath::open_gradients(GradientUse& use) {
     if (use.gradients.empty()) commits_.require_next(use.layer);
     const int open = open_buffer(l, use.micro);
     const int b = open < 0 ? acquire_buffer(l, use.micro) : open;
-    use.gradients.add({l, b, open < 0});
+    use.gradients.add({l, b, open < 0, commits_.contributions(l) == 1});
   }
 }
 

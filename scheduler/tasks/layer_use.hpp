@@ -14,11 +14,13 @@ struct WeightPlace {
   int buffer = -1;
 };
 
-/// Where a layer's gradient lies. `fresh`: the caller's stream must first zero what is to be added to.
+/// Where a layer's gradient lies. `fresh`: the caller's stream must first zero what is to be added to. `sole`: no other
+/// use of a layer adds to it.
 struct GradientPlace {
   int layer = -1;
   int buffer = -1;
   bool fresh = false;
+  bool sole = false;
 };
 
 /// A place for a layer itself, then one for each that it borrows from.

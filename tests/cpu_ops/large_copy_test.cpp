@@ -1,4 +1,4 @@
-// Large copies by many threads move every byte and no other.
+// Large copies, by one thread and by several, move every byte and no other.
 #include "cpu_ops/device/large_copy.hpp"
 
 #include <gtest/gtest.h>
@@ -7,6 +7,8 @@
 #include <cstdint>
 #include <random>
 #include <vector>
+
+#include "cpu_ops/threads/parallel.hpp"
 
 namespace tandem {
 namespace {
@@ -35,6 +37,30 @@ TEST(LargeCopy, CopiesEveryByteAndNoOther) {
       ASSERT_TRUE(std::equal(begin, end, source.begin() + from)) << size << ' ' << from << ' ' << to;
       ASSERT_TRUE(std::none_of(target.begin(), begin, changed)) << size << ' ' << from << ' ' << to;
       ASSERT_TRUE(std::none_of(end, target.end(), changed)) << size << ' ' << from << ' ' << to;
+    }
+  }
+}
+
+// Sizes around one part of a thread, around two, and with parts of each thread's at odd alignments.
+TEST(LargeCopy, OnSeveralThreadsCopiesEveryByteAndNoOther) {
+  constexpr std::size_t edge = 80, part = std::size_t{1} << 20;
+  const std::vector<std::uint8_t> source = random_bytes(3 * part + 70'000 + 2 * edge);
+  std::vector<std::uint8_t> target(source.size());
+  constexpr std::uint8_t untouched = 0xA5;
+  for (const int threads : {1, 3}) {
+    const auto parallel = make_parallel(threads);
+    for (const std::size_t size :
+         {std::size_t{0}, std::size_t{1}, part - 1, part, part + 1, 2 * part, 3 * part + 70'000}) {
+      for (const auto& [from, to] : {std::pair{0, 0}, {5, 63}}) {
+        std::fill(target.begin(), target.end(), untouched);
+        large_copy(target.data() + to, source.data() + from, size, *parallel);
+        const auto begin = target.begin() + to;
+        const auto end = begin + static_cast<std::ptrdiff_t>(size);
+        const auto changed = [&](std::uint8_t byte) { return byte != untouched; };
+        ASSERT_TRUE(std::equal(begin, end, source.begin() + from)) << size << ' ' << from << ' ' << to;
+        ASSERT_TRUE(std::none_of(target.begin(), begin, changed)) << size << ' ' << from << ' ' << to;
+        ASSERT_TRUE(std::none_of(end, target.end(), changed)) << size << ' ' << from << ' ' << to;
+      }
     }
   }
 }

@@ -29,6 +29,22 @@ class Beside(unittest.TestCase):
             done = subprocess.run([sys.executable, "-c", script, str(toy.PACKAGE)], capture_output=True, text=True)
             self.assertEqual((done.returncode, done.stdout), (0, "caught\n"), done.stderr)
 
+    def test_either_order_trains_to_the_same_bits(self):
+        """Both libraries bring threads and an OpenMP or oneTBB of their own: ten steps of both in one process, within a minute."""
+        found = set()
+        for order in ("torch, tandem", "tandem, torch"):
+            script = (f"import sys; sys.path.insert(0, sys.argv[1]); import {order}\n"
+                      "torch.manual_seed(0); torch.set_num_threads(1)\n"
+                      "model = torch.nn.Linear(64, 64).bfloat16(); data = torch.randn(8, 64).bfloat16()\n"
+                      "optimizer = tandem.optim.AdamW(model.parameters(), device_memory='16MiB')\n"
+                      "for _ in range(10):\n"
+                      "    optimizer.zero_grad(); model(data).float().square().mean().backward(); optimizer.step()\n"
+                      "print(optimizer.engine.step, optimizer.digest())\n")
+            done = subprocess.run([sys.executable, "-c", script, str(toy.PACKAGE)], capture_output=True, text=True, timeout=60)
+            self.assertRegex(done.stdout, r"\A10 [0-9a-f]{32}\n\Z", done.stderr)
+            found.add(done.stdout)
+        self.assertEqual(len(found), 1)
+
     def test_tensors_share_the_memory_of_views(self):
         import torch
         trainer = toy.Toy()

@@ -296,6 +296,20 @@ class Interface(unittest.TestCase):
             digests.add(optimizer.digest())
         self.assertEqual(len(digests), 1)
 
+    def test_a_step_takes_over_what_data_was_given(self):
+        """A write that no version tells of is found while gradients are given, and leaves the bits of one that it does tell of."""
+        for policy in ("device", "host"):
+            digests = set()
+            for write in (lambda p: p.data.mul_(0.5), lambda p: p.mul_(0.5)):
+                module = Small()
+                optimizer = make(module, policy=policy)
+                train(module, optimizer, 2)
+                with torch.no_grad():
+                    write(module.inner.weight)
+                train(module, optimizer, 2, first=2)
+                digests.add(optimizer.digest())
+            self.assertEqual(len(digests), 1)
+
     def test_modules_wait_for_updates_that_run_on(self):
         """With a CPU update of a few thousand parameters a second, step returns long before its end."""
         device = tandem.open_device("host", memory="8MiB", threads=1, update_parameters_per_second=50_000)

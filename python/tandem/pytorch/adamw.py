@@ -151,16 +151,20 @@ class AdamW(EngineOptimizer):
 
     def _take_writes(self) -> None:
         """Takes over what the program has written into weights, once those of the last step are there."""
+        self._settle()
+        self._parameters.take_writes(self._open_engine())
+
+    def _settle(self) -> None:
+        """Waits for updates that modules have not waited for yet."""
         if self._waits is not None:
             self._waits.settle()
-        self._parameters.take_writes(self._open_engine())
 
     def _wait_for(self, layers: Sequence[int]) -> None:
         engine, stream = self._open_engine(), self._stream.get()
         for layer in layers:
             engine.wait_for_weights(layer, stream)
-        self._stream.wait_on_host()
-        self._parameters.remember(held for layer in layers for held in self._parameters.layers[layer])
+            self._stream.wait_on_host()
+            self._parameters.remember(self._parameters.layers[layer])  # while updates of the next ones run
 
     def _trained(self) -> Sequence[Held]:
         return self._parameters.all
@@ -171,7 +175,8 @@ class AdamW(EngineOptimizer):
         if self._takes:
             self._parameters.require_unchanged()
         else:
-            self._take_writes()
+            self._settle()
+            self._parameters.take_marked_writes(self._open_engine())
         self._given = self._source.give()
 
     def _values(self) -> list[GroupValues]:

@@ -9,7 +9,7 @@ import torch
 
 from .._core import OffloadEngine
 from ..errors import MisuseError
-from .held_parameters import Held, HeldParameters
+from .held_parameters import Held, HeldParameters, sum_of_bits
 from .taken_gradient import TakenGradient, take_gradient
 from .tensors import CurrentStream, tensor_of
 
@@ -56,8 +56,9 @@ class KeptGradients:
         self._sink = sink
 
     def give(self) -> list[Held]:
-        """Gives all gradients to the engine, in a step of their own; returns whose there were. Raises MisuseError, with no step
-        open, where there is none at all."""
+        """Gives all gradients to the engine, in a step of their own; returns whose there were. What the program has written into
+        weights by `.data` is found meanwhile, and taken over first. Raises MisuseError, with no step open, where there is none at
+        all."""
         given: list[Held] = []
         parameters = self._sink.parameters
         for held in parameters.all:
@@ -66,16 +67,29 @@ class KeptGradients:
                 given.append(held)
         if not given:
             raise MisuseError("step: no parameter has a gradient; call backward first")
+        while written := self._give_layers():
+            parameters.take_written(self._sink.engine, written)
+        return given
+
+    def _give_layers(self) -> list[Held]:
+        """Gives the gradients layer by layer, and reads a layer's weights while the engine takes its gradients on. Returns the
+        parameters that the program has written: then no step is open."""
+        parameters = self._sink.parameters
+        sums: list[tuple[Held, torch.Tensor]] = []
         self._sink.begin(1)
         try:
-            for layer in reversed(range(len(parameters.layers))):
-                gradients = {held: held.tensor.grad for held in parameters.layers[layer] if held.tensor.grad is not None}
+            for layer in reversed(parameters.layers):
+                gradients = {held: held.tensor.grad for held in layer if held.tensor.grad is not None}
                 if gradients:
-                    self._sink.commit(layer, gradients)
+                    self._sink.commit(layer[0].layer, gradients)
+                sums.extend((held, sum_of_bits(held.tensor.detach())) for held in layer)
+            written = parameters.written(sums)
         except BaseException:
             self._sink.abort()
             raise
-        return given
+        if written:
+            self._sink.abort()
+        return written
 
     def clear(self) -> None:
         """Nothing to do: zero_grad of PyTorch's empties `.grad`."""

@@ -163,13 +163,25 @@ class HeldParameters:
 
     def take_writes(self, engine: OffloadEngine) -> None:
         """Takes over what the program has written into parameters since the last update."""
+        self.take_marked_writes(engine)
+        self.take_written(engine, self.written([(held, sum_of_bits(held.tensor.detach())) for held in self.all]))
+
+    def take_marked_writes(self, engine: OffloadEngine) -> None:
+        """Takes over writes that versions and addresses tell of: all but those by way of `.data`, which bits alone show."""
         self.require_unchanged()
-        now = torch.stack([sum_of_bits(held.tensor.detach()) for held in self.all])
-        then = torch.stack([held.bits for held in self.all if held.bits is not None])
-        other = (now != then).tolist()
-        for held, differs in zip(self.all, other, strict=True):
-            if differs or held.tensor._version != held.version or self._moved(held):
-                self._take_write(engine, held)
+        self.take_written(engine, [held for held in self.all if held.tensor._version != held.version or self._moved(held)])
+
+    @staticmethod
+    def written(sums: Sequence[tuple[Held, torch.Tensor]]) -> list[Held]:
+        """Parameters whose bits, by their sums now, are others than the engine wrote."""
+        now = torch.stack([bits for _, bits in sums])
+        then = torch.stack([held.bits for held, _ in sums if held.bits is not None])
+        return [held for (held, _), differs in zip(sums, (now != then).tolist(), strict=True) if differs]
+
+    def take_written(self, engine: OffloadEngine, written: Iterable[Held]) -> None:
+        """Takes over what the program has written into these."""
+        for held in written:
+            self._take_write(engine, held)
 
     @staticmethod
     def _moved(held: Held) -> bool:
