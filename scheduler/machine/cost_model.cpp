@@ -345,7 +345,12 @@ TaskCost CostModel::of_piece(const Task& task, double count, double bytes, bool 
       return on_cpu(moved / host_stream_, moved, cpu_core_share_);
     }
     case TaskKind::speculate:
-    case TaskKind::retract:
+    case TaskKind::retract: {
+      // The record is read or written beside.
+      constexpr double record_bytes = 1.25;
+      const double moved = cpu_update_bytes_ + record_bytes;
+      return on_cpu(count / cpu_update_ * moved / cpu_update_bytes_, count * moved, cpu_core_share_);
+    }
     case TaskKind::update_cpu:
       return on_cpu(count / cpu_update_, count * cpu_update_bytes_, cpu_core_share_);
     case TaskKind::read_state:

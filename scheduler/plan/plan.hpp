@@ -136,6 +136,7 @@ struct Plan {
   Shares shares() const noexcept;
   /// Parameters (padded) whose update may run before the gradient norm is known.
   std::int64_t speculating_parameters() const noexcept;
+  bool speculates() const noexcept { return speculating_parameters() > 0; }
   /// Bytes of state in a file that a step reads there, and writes back.
   std::size_t file_bytes_of_step() const noexcept;
   /// Bytes that a subgroup's state takes in the file, piece by piece.

@@ -23,7 +23,8 @@ std::vector<Subgroup> merged(const Plan& plan, std::int64_t most) {
     if (opens) window = all.size();
     const auto alike =
         std::find_if(all.begin() + static_cast<std::ptrdiff_t>(window), all.end(), [&](const Subgroup& a) {
-          return a.path() == s.path() && a.tier == s.tier && a.gradient_on_device == s.gradient_on_device;
+          return a.path() == s.path() && a.tier == s.tier && a.gradient_on_device == s.gradient_on_device &&
+                 a.speculates == s.speculates;
         });
     if (alike == all.end()) {
       all.push_back(s);

@@ -32,7 +32,7 @@ bool StepLanes::start_tasks() {
     if (flight.running || queue.empty()) continue;
     const Task& task = graph_.node(queue.front()).task;
     if (!graph_.dependencies_done(task.id)) continue;
-    start(flight, task.id, tasks_.cost_of(task));
+    start(flight, task.id, tasks_.begin(task));
     moved = true;
   }
   for (const Lane lane : {Lane::cpu, Lane::disk, Lane::file_read, Lane::file_write}) {
@@ -40,7 +40,7 @@ bool StepLanes::start_tasks() {
     const TaskId id = graph_.ready(lane);
     if (flight.running || id == no_task) continue;
     graph_.take(lane);
-    start(flight, id, tasks_.cost_of(graph_.node(id).task));
+    start(flight, id, tasks_.begin(graph_.node(id).task));
     moved = true;
   }
   return moved;

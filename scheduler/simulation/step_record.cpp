@@ -10,7 +10,8 @@ void StepRecord::add(const Task& task, double seconds, double times) {
   const double bytes = times * static_cast<double>(task.bytes);
   if (task.lane == Lane::host_to_device) to_device_.add(seconds, bytes);
   if (task.lane == Lane::device_to_host) to_host_.add(seconds, bytes);
-  if (task.kind == TaskKind::update_cpu) cpu_update_.add(seconds, static_cast<double>(task.count()));
+  const bool updates = task.kind == TaskKind::update_cpu || task.kind == TaskKind::speculate;
+  if (updates && seconds > 0.0) cpu_update_.add(seconds, static_cast<double>(task.count()));
 }
 
 bool StepRecord::open_pass(double now, std::int64_t pending) {

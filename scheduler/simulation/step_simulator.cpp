@@ -22,7 +22,8 @@ Simulator::Simulator(const ParameterLayout& layout, const Plan& plan, const Mach
       caller_(layout, plan, costs_, compute, walked, whole, lowering_, tasks_),
       lanes_(layout, tasks_,
              options.disk_share > 0.0 ? std::optional(costs_.writing(options.disk_share)) : std::nullopt),
-      settles_(plan.updates_in_backward) {}
+      ahead_(plan.updates_in_backward || plan.speculates()),
+      settles_(ahead_) {}
 
 Simulation Simulator::run() {
   tasks_.restart(caller_.warm_up());
@@ -58,6 +59,7 @@ Simulation Simulator::run() {
 /// The end of a step: its updates, and the save that is to begin with the first.
 void Simulator::update() {
   TaskList& emitted = tasks_.emitted();
+  tasks_.close_step(lowering_.step());
   lowering_.update(emitted);
   if (options_.save && !settles_ && !std::exchange(save_begun_, true)) {
     const std::size_t before = emitted.size();
@@ -65,7 +67,7 @@ void Simulator::update() {
     saves_left_ = static_cast<std::int64_t>(emitted.size() - before);
   }
   lowering_.end_pass();
-  if (!plan_.updates_in_backward && options_.give_up_after < std::numeric_limits<double>::infinity()) {
+  if (!ahead_ && options_.give_up_after < std::numeric_limits<double>::infinity()) {
     least_ = std::max(least_, caller_.least_seconds(emitted));
   }
   tasks_.submit();
@@ -92,7 +94,7 @@ void Simulator::begin_next_step() {
 
 /// Whether the last step has ended. Where its updates run in backward, those that are left are the next one's to hide.
 bool Simulator::ended() const {
-  if (plan_.updates_in_backward && options_.overlap_updates) return gradients_complete();
+  if (ahead_ && options_.overlap_updates) return gradients_complete();
   return caller_.finished() && tasks_.graph().empty();
 }
 

@@ -49,6 +49,7 @@ class Simulator {
   StepCaller caller_;
   StepLanes lanes_;
   StepRecord record_;
+  bool ahead_;  ///< whether updates run in backward, all of them or some
   /// The step at hand only leaves what a step finds: where updates run in backward, those of the step before.
   bool settles_;
   bool save_begun_ = false;

@@ -41,6 +41,17 @@ double StepTasks::times(const Task& task) const {
   return index < times_.size() ? times_[index] : 1.0;
 }
 
+TaskCost StepTasks::begin(const Task& task) {
+  if (task.kind == TaskKind::speculate) {
+    if (task.step <= closed_step_) return {};
+    updated_ahead_[static_cast<std::size_t>(task.subgroup)] = true;
+  } else if (task.kind == TaskKind::update_cpu && updated_ahead_[static_cast<std::size_t>(task.subgroup)]) {
+    updated_ahead_[static_cast<std::size_t>(task.subgroup)] = false;
+    return {};
+  }
+  return cost_of(task);
+}
+
 TaskCost StepTasks::cost_of(const Task& task) const {
   const std::int64_t of_pieces = coarseness_.piece;
   if (of_pieces == 0 && !coarseness_.stand_for_several) return costs_.of(task, coarseness_.sums);

@@ -23,7 +23,7 @@ class StepTasks {
  public:
   /// All but `coarseness` must outlive it.
   StepTasks(const Plan& plan, const CostModel& costs, const Coarseness& coarseness, SimulationMemory& memory)
-      : plan_(plan), costs_(costs), coarseness_(coarseness), graph_(memory.graph), emitted_(memory.tasks) {}
+      : plan_(plan), costs_(costs), coarseness_(coarseness), graph_(memory.graph), emitted_(memory.tasks), updated_ahead_(plan.subgroups.size()) {}
 
   /// Where the lowering emits to.
   TaskList& emitted() noexcept { return emitted_; }
@@ -40,8 +40,13 @@ class StepTasks {
 
   /// How many a task stands for.
   double times(const Task& task) const;
-  /// A coarse piece costs what its pieces would, each with its launch or latency.
+  /// Begins a task, and returns what it costs. An update that begins before the norm is known is never taken back; it costs
+  /// nothing later, and one that comes too late nothing at all.
+  TaskCost begin(const Task& task);
+  /// A task's cost, whatever has run before it. A coarse piece costs what its pieces would, each with its launch or latency.
   TaskCost cost_of(const Task& task) const;
+  /// The norm of a step is known (`Task::step`).
+  void close_step(std::int64_t step) noexcept { closed_step_ = step; }
 
  private:
   const Plan& plan_;
@@ -50,6 +55,8 @@ class StepTasks {
   TaskGraph& graph_;
   TaskList& emitted_;
   TaskId first_id_ = 0;
+  std::vector<bool> updated_ahead_;  ///< by subgroup: its update has begun before the norm was known
+  std::int64_t closed_step_ = -1;
   std::vector<double> times_;  ///< tasks that each task stands for, where micro-batches are coarsened
   std::int64_t pending_ = 0;
   std::int64_t pending_updates_ = 0;

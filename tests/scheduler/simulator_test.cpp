@@ -104,6 +104,36 @@ TEST(Simulator, UpdatesInBackwardLeaveTheCpuIdleForOneLayerAlone) {
   EXPECT_NEAR(step(false)(longer).exposed_update_seconds, update / layers, 0.02 * update / layers);
 }
 
+// An update before the norm is known, of a step that is not clipped, is one in backward, but for its record.
+TEST(Simulator, UpdatesBeforeTheNormAreThoseInBackwardWithARecord) {
+  const int layers = 8;
+  const ParameterLayout layout = testing::equal_layers(layers, layer_elements);
+  OffloadOptions options;
+  options.policy = parse_policy("host");
+  options.subgroup_size = layer_elements / 16;
+  const auto step = [&](Speculate speculate, bool clips, double forward) {
+    options.speculate = speculate;
+    options.clips = clips;
+    options.on_nonfinite = clips ? OnNonfinite::skip : OnNonfinite::stop;
+    const Plan plan = make_plan(layout, options, {std::size_t{1} << 50, 0});
+    EXPECT_EQ(plan.speculates(), speculate != Speculate::off);
+    return simulate(layout, plan, ideal(), compute_of(layers, forward));
+  };
+  const double update = layers * static_cast<double>(layer_elements) / 1e9;
+  for (const double forward : {update / 48.0, update / 12.0, update}) {
+    const double in_backward = step(Speculate::off, false, forward).step_seconds;
+    const double waiting = step(Speculate::off, true, forward).step_seconds;
+    for (const Speculate speculate : {Speculate::on, Speculate::automatic}) {
+      const Simulation s = step(speculate, true, forward);
+      EXPECT_NEAR(s.step_seconds, in_backward, 0.05 * update) << forward / update;
+      EXPECT_GE(s.step_seconds, in_backward * (1.0 - 1e-9));
+      EXPECT_LT(s.step_seconds, waiting * 1.001);
+    }
+  }
+  const double on = step(Speculate::on, true, update / 12.0).step_seconds;
+  EXPECT_LT(on, 0.9 * step(Speculate::off, true, update / 12.0).step_seconds);
+}
+
 // State on its way back is nobody's to wait for: neither do gradients, of which there are none yet, hold it up, nor is
 // it part of the update.
 TEST(Simulator, TheUpdateEndsWithTheLastNewWeights) {
