@@ -55,18 +55,23 @@ TANDEM_HD std::uint32_t master_difference(std::uint32_t old, std::uint32_t estim
   return place < master_escape ? place : master_escape;
 }
 
-/// All that an element was is kept.
-constexpr std::uint32_t code_of_nan = 0xffu;
-
-/// The code of an element whose new master is `after`. Where that is NaN, so may have been what estimates are made of, and
-/// processors differ in the bits that those then have.
-TANDEM_HD std::uint32_t undo_code(std::uint32_t of_m, std::uint32_t of_v, std::uint32_t of_master, float after) {
-  return after == after ? of_m | of_v << v_field | of_master << master_field : code_of_nan;
+TANDEM_HD std::uint32_t undo_code(std::uint32_t of_m, std::uint32_t of_v, std::uint32_t of_master) {
+  return of_m | of_v << v_field | of_master << master_field;
 }
 TANDEM_HD bool m_escapes(std::uint32_t code) { return (code & 0x07u) == 0x07u; }
 TANDEM_HD bool v_escapes(std::uint32_t code) { return (code & 0x38u) == 0x38u; }
 TANDEM_HD bool master_escapes(std::uint32_t code) { return (code & 0xc0u) == 0xc0u; }
-TANDEM_HD bool escapes(std::uint32_t code) { return m_escapes(code) | v_escapes(code) | master_escapes(code); }
+
+/// Old bits from their estimate, where the code does not escape.
+TANDEM_HD std::uint32_t old_m(std::uint32_t estimate, std::uint32_t code) {
+  return estimate + (code & moment_escape) - moment_range;
+}
+TANDEM_HD std::uint32_t old_v(std::uint32_t estimate, std::uint32_t code) {
+  return estimate + (code >> v_field & moment_escape) - moment_range;
+}
+TANDEM_HD std::uint32_t old_master(std::uint32_t estimate, std::uint32_t code) {
+  return estimate + (code >> master_field) - master_range;
+}
 
 TANDEM_HD float magnitude(float x) { return bits_float(float_bits(x) & 0x7fffffffu); }
 

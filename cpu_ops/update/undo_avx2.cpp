@@ -1,0 +1,164 @@
+#include <immintrin.h>
+
+#include <bit>
+
+#include "cpu_ops/update/adam_kernels.hpp"
+#include "cpu_ops/update/undo_kernels.hpp"
+
+// From here on only: inline functions of the headers above stay compiled for any processor.
+#ifdef __clang__
+#pragma clang attribute push(__attribute__((target("avx2,fma"))), apply_to = function)
+#else
+#pragma GCC target("avx2,fma")
+#endif
+#include "cpu_ops/update/avx2.hpp"
+
+namespace tandem::kernels {
+namespace {
+
+using Floats = __m256;
+using Bits = __m256i;
+constexpr int lanes = 8;
+
+inline Floats every(float x) { return _mm256_set1_ps(x); }
+inline Floats floats(Bits x) { return _mm256_castsi256_ps(x); }
+inline Floats subtract(Floats a, Floats b) { return _mm256_sub_ps(a, b); }
+inline Floats mul(Floats a, Floats b) { return _mm256_mul_ps(a, b); }
+inline Floats fma(Floats a, Floats b, Floats c) { return _mm256_fmadd_ps(a, b, c); }
+/// c - a * b
+inline Floats fma_negated(Floats a, Floats b, Floats c) { return _mm256_fnmadd_ps(a, b, c); }
+/// 0 where a < b, else x.
+inline Floats zero_where_less(Floats x, Floats a, Floats b) {
+  return _mm256_and_ps(_mm256_cmp_ps(a, b, _CMP_NLT_UQ), x);
+}
+/// A bit for each lane with a NaN.
+inline unsigned nan_lanes(Floats x) {
+  return static_cast<unsigned>(_mm256_movemask_ps(_mm256_cmp_ps(x, x, _CMP_UNORD_Q)));
+}
+
+inline Bits bits_of(Floats x) { return _mm256_castps_si256(x); }
+inline Bits add(Bits a, Bits b) { return _mm256_add_epi32(a, b); }
+inline Bits subtract(Bits a, Bits b) { return _mm256_sub_epi32(a, b); }
+inline Bits both(Bits a, Bits b) { return _mm256_and_si256(a, b); }
+inline Bits larger(Bits a, Bits b) { return _mm256_max_epu32(a, b); }
+template <int n>
+Bits up(Bits x) {
+  return _mm256_slli_epi32(x, n);
+}
+template <int n>
+Bits down(Bits x) {
+  return _mm256_srli_epi32(x, n);
+}
+
+/// Zero-extended.
+inline Bits load(const std::uint32_t* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
+inline Bits load(const std::uint16_t* p) { return widen_bits(p); }
+inline Bits load(const std::uint8_t* p) { return load_codes(p); }
+/// The lowest bits of each lane.
+inline void store(std::uint32_t* p, Bits x) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), x); }
+inline void store(std::uint16_t* p, Bits x) { _mm_storeu_si128(reinterpret_cast<__m128i*>(p), low_halves(x)); }
+inline void store(std::uint8_t* p, Bits x) {
+  const __m128i bytes = low_halves(both(x, all(0xff)));
+  _mm_storel_epi64(reinterpret_cast<__m128i*>(p), _mm_packus_epi16(bytes, bytes));
+}
+
+/// Random words of eight blocks, in order.
+inline void draw(const MomentBits& random, std::uint64_t block, Bits (&words)[4]) {
+  const RandomBits drawn = random.draw(block);
+  for (int j = 0; j < 4; ++j) words[j] = drawn.of[j];
+}
+
+/// Codes of moments are the low byte of a lane.
+inline Floats m_of_code(Bits code, Floats scale) { return decode_m(code, scale); }
+inline Floats v_of_code(Bits code, Bits base) { return decode_v(code, base); }
+inline Bits code_of_m(Floats m, Floats scale, Bits increment) { return encode_m(m, scale, increment); }
+inline Bits code_of_v(Floats v, Bits base, Bits increment) { return encode_v(v, base, increment); }
+
+/// Elements of a group whose old bits are in lists, a bit each.
+struct Escapes {
+  std::uint64_t m, v, master;
+};
+
+/// The differences of 32 elements from `x` on, a byte each, in order; `most` in place of those above.
+inline __m256i narrow(const Bits* x, std::uint32_t most) {
+  const __m256i dealt = _mm256_packs_epi16(_mm256_packs_epi32(x[0], x[1]), _mm256_packs_epi32(x[2], x[3]));
+  const __m256i ordered = _mm256_permutevar8x32_epi32(dealt, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
+  return _mm256_min_epu8(ordered, _mm256_set1_epi8(static_cast<char>(most)));
+}
+inline std::uint64_t equal(__m256i bytes, std::uint32_t x) {
+  const __m256i same = _mm256_cmpeq_epi8(bytes, _mm256_set1_epi8(static_cast<char>(x)));
+  return static_cast<std::uint32_t>(_mm256_movemask_epi8(same));
+}
+inline Escapes store_codes(std::uint8_t* codes, const Bits (&m)[8], const Bits (&v)[8], const Bits (&master)[8]) {
+  Escapes escapes{};
+  for (int half = 0; half < 2; ++half) {
+    const __m256i of_m = narrow(m + 4 * half, numerics::moment_escape);
+    const __m256i of_v = narrow(v + 4 * half, numerics::moment_escape);
+    const __m256i of_master = narrow(master + 4 * half, numerics::master_escape);
+    const __m256i moments = _mm256_or_si256(of_m, _mm256_slli_epi16(of_v, numerics::v_field));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(codes + 32 * half),
+                        _mm256_or_si256(moments, _mm256_slli_epi16(of_master, numerics::master_field)));
+    escapes.m |= equal(of_m, numerics::moment_escape) << 32 * half;
+    escapes.v |= equal(of_v, numerics::moment_escape) << 32 * half;
+    escapes.master |= equal(of_master, numerics::master_escape) << 32 * half;
+  }
+  return escapes;
+}
+inline Escapes escapes_of(const std::uint8_t* codes) {
+  const auto escaped = [codes](std::uint32_t field) {
+    const __m256i of_field = _mm256_set1_epi8(static_cast<char>(field));
+    const auto half = [&](int j) {
+      const __m256i code = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(codes + 32 * j));
+      return equal(_mm256_and_si256(code, of_field), field) << 32 * j;
+    };
+    return half(0) | half(1);
+  };
+  return {escaped(numerics::moment_escape), escaped(numerics::moment_escape << numerics::v_field),
+          escaped(numerics::master_escape << numerics::master_field)};
+}
+
+/// Calls body(i) for each lane of vector `j` that escapes.
+template <class Body>
+[[gnu::always_inline]] inline void for_escapes(std::uint64_t escapes, int j, const Body& body) {
+  for (std::uint64_t of_vector = escapes >> j * lanes & 0xff; of_vector != 0; of_vector &= of_vector - 1) {
+    body(std::countr_zero(of_vector));
+  }
+}
+
+/// Appends old bits; `old(j)` gives those of vector j.
+template <class Old>
+[[gnu::always_inline]] inline void append(std::uint64_t escapes, EscapeList& list, const Old& old) {
+  alignas(32) std::uint32_t bits[lanes];
+  for (; escapes != 0;) {
+    const int j = std::countr_zero(escapes) / lanes;
+    store(bits, old(j));
+    for_escapes(escapes, j, [&](int i) { list.bits[list.count++] = bits[i]; });
+    escapes &= ~(std::uint64_t{0xff} << j * lanes);
+  }
+}
+/// Vector `j` with old bits from a list in their places.
+inline Bits insert(std::uint64_t escapes, int j, Bits x, const std::uint32_t*& list) {
+  if ((escapes >> j * lanes & 0xff) == 0) return x;
+  alignas(32) std::uint32_t bits[lanes];
+  store(bits, x);
+  for_escapes(escapes, j, [&](int i) { bits[i] = *list++; });
+  return load(bits);
+}
+
+}  // namespace
+}  // namespace tandem::kernels
+
+#include "cpu_ops/update/undo_lanes.hpp"
+
+namespace tandem::kernels {
+
+std::int64_t record_avx2(const UndoBlock& block, EscapeLists& lists) { return record_block(block, lists); }
+void restore_avx2(const UndoBlock& block, const EscapeLists& lists, std::int64_t count) {
+  restore_block(block, lists, count);
+}
+
+}  // namespace tandem::kernels
+
+#ifdef __clang__
+#pragma clang attribute pop
+#endif

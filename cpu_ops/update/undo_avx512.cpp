@@ -1,0 +1,161 @@
+#include <immintrin.h>
+
+#include <bit>
+
+#include "cpu_ops/update/adam_kernels.hpp"
+#include "cpu_ops/update/undo_kernels.hpp"
+
+// From here on only: inline functions of the headers above stay compiled for any processor.
+#ifdef __clang__
+#pragma clang attribute push(__attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,popcnt"))), \
+                             apply_to = function)
+#else
+#pragma GCC target("avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,popcnt")
+// GCC 12 warns about the deliberately undefined operands inside its own intrinsics.
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#pragma GCC diagnostic ignored "-Wuninitialized"
+#endif
+#include "cpu_ops/update/avx512.hpp"
+
+namespace tandem::kernels {
+namespace {
+
+using Floats = __m512;
+using Bits = __m512i;
+constexpr int lanes = 16;
+
+inline Floats every(float x) { return _mm512_set1_ps(x); }
+inline Floats subtract(Floats a, Floats b) { return _mm512_sub_ps(a, b); }
+inline Floats mul(Floats a, Floats b) { return _mm512_mul_ps(a, b); }
+inline Floats fma(Floats a, Floats b, Floats c) { return _mm512_fmadd_ps(a, b, c); }
+/// c - a * b
+inline Floats fma_negated(Floats a, Floats b, Floats c) { return _mm512_fnmadd_ps(a, b, c); }
+/// 0 where a < b, else x.
+inline Floats zero_where_less(Floats x, Floats a, Floats b) {
+  return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(a, b, _CMP_NLT_UQ), x);
+}
+/// A bit for each lane with a NaN.
+inline unsigned nan_lanes(Floats x) { return _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q); }
+
+inline Bits bits_of(Floats x) { return _mm512_castps_si512(x); }
+inline Bits add(Bits a, Bits b) { return _mm512_add_epi32(a, b); }
+inline Bits subtract(Bits a, Bits b) { return _mm512_sub_epi32(a, b); }
+inline Bits both(Bits a, Bits b) { return _mm512_and_si512(a, b); }
+inline Bits larger(Bits a, Bits b) { return _mm512_max_epu32(a, b); }
+inline std::uint32_t largest_of(Bits x) { return _mm512_reduce_max_epu32(x); }
+template <int n>
+Bits up(Bits x) {
+  return _mm512_slli_epi32(x, n);
+}
+template <int n>
+Bits down(Bits x) {
+  return _mm512_srli_epi32(x, n);
+}
+
+/// Zero-extended.
+inline Bits load(const std::uint32_t* p) { return _mm512_loadu_si512(p); }
+inline Bits load(const std::uint16_t* p) {
+  return _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+}
+inline Bits load(const std::uint8_t* p) {
+  return _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+}
+/// The lowest bits of each lane.
+inline void store(std::uint32_t* p, Bits x) { _mm512_storeu_si512(p, x); }
+inline void store(std::uint16_t* p, Bits x) {
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(x));
+}
+inline void store(std::uint8_t* p, Bits x) {
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(x));
+}
+
+/// Random words of eight blocks, in order.
+inline void draw(const MomentBits& random, std::uint64_t block, Bits (&words)[2]) {
+  const TwoVectors drawn = random.words(block);
+  words[0] = drawn.of[0];
+  words[1] = drawn.of[1];
+}
+/// The 16-bit numbers of a vector's lower or upper half, a lane each.
+inline Bits halves(Bits x, int upper) {
+  return _mm512_cvtepu16_epi32(upper != 0 ? _mm512_extracti64x4_epi64(x, 1) : _mm512_castsi512_si256(x));
+}
+/// numerics::random_increment of 16-bit numbers.
+inline Bits increment(Bits x) { return _mm512_or_si512(up<4>(x), all(8)); }
+
+/// Codes of moments are the low byte of a lane.
+inline Floats m_of_code(Bits code, Floats scale) { return decode_m(up<numerics::below_code>(code), scale); }
+inline Floats v_of_code(Bits code, Bits base) { return decode_v(up<numerics::below_code>(code), base); }
+inline Bits code_of_m(Floats m, Floats scale, Bits increment) { return encode_m<0>(m, scale, increment); }
+inline Bits code_of_v(Floats v, Bits base, Bits increment) { return encode_v<0>(v, base, increment); }
+
+/// Elements of a group whose old bits are in lists, a bit each.
+struct Escapes {
+  std::uint64_t m, v, master;
+};
+
+/// The differences of a group, a byte each, in order; `most` in place of those above.
+inline __m512i narrow(const Bits (&x)[4], std::uint32_t most) {
+  const __m512i dealt = _mm512_packs_epi16(_mm512_packs_epi32(x[0], x[1]), _mm512_packs_epi32(x[2], x[3]));
+  const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+  return _mm512_min_epu8(_mm512_permutexvar_epi32(order, dealt), _mm512_set1_epi8(static_cast<char>(most)));
+}
+inline std::uint64_t equal(__m512i bytes, std::uint32_t x) {
+  return _mm512_cmpeq_epi8_mask(bytes, _mm512_set1_epi8(static_cast<char>(x)));
+}
+inline Escapes store_codes(std::uint8_t* codes, const Bits (&m)[4], const Bits (&v)[4], const Bits (&master)[4]) {
+  const __m512i of_m = narrow(m, numerics::moment_escape), of_v = narrow(v, numerics::moment_escape);
+  const __m512i of_master = narrow(master, numerics::master_escape);
+  constexpr int three_way_or = 0xfe;
+  const __m512i code = _mm512_ternarylogic_epi32(of_m, _mm512_slli_epi16(of_v, numerics::v_field),
+                                                 _mm512_slli_epi16(of_master, numerics::master_field), three_way_or);
+  _mm512_storeu_si512(codes, code);
+  return {equal(of_m, numerics::moment_escape), equal(of_v, numerics::moment_escape),
+          equal(of_master, numerics::master_escape)};
+}
+inline Escapes escapes_of(const std::uint8_t* codes) {
+  const __m512i code = _mm512_loadu_si512(codes);
+  const auto escaped = [code](std::uint32_t field) {
+    return equal(_mm512_and_si512(code, _mm512_set1_epi8(static_cast<char>(field))), field);
+  };
+  return {escaped(numerics::moment_escape), escaped(numerics::moment_escape << numerics::v_field),
+          escaped(numerics::master_escape << numerics::master_field)};
+}
+
+inline __mmask16 of_vector(std::uint64_t group, int j) { return static_cast<__mmask16>(group >> j * lanes); }
+
+/// Appends old bits; `old(j)` gives those of vector j.
+template <class Old>
+[[gnu::always_inline]] inline void append(std::uint64_t escapes, EscapeList& list, const Old& old) {
+  std::uint32_t* end = list.bits + list.count;
+  for (int j = 0; j < 4; ++j) {
+    const __mmask16 mask = of_vector(escapes, j);
+    _mm512_storeu_si512(end, _mm512_maskz_compress_epi32(mask, old(j)));
+    end += std::popcount(static_cast<unsigned>(mask));
+  }
+  list.count = end - list.bits;
+}
+/// Vector `j` with old bits from a list in their places.
+inline Bits insert(std::uint64_t escapes, int j, Bits x, const std::uint32_t*& list) {
+  const __mmask16 mask = of_vector(escapes, j);
+  const Bits inserted = _mm512_mask_expand_epi32(x, mask, _mm512_loadu_si512(list));
+  list += std::popcount(static_cast<unsigned>(mask));
+  return inserted;
+}
+
+}  // namespace
+}  // namespace tandem::kernels
+
+#include "cpu_ops/update/undo_lanes.hpp"
+
+namespace tandem::kernels {
+
+std::int64_t record_avx512(const UndoBlock& block, EscapeLists& lists) { return record_block(block, lists); }
+void restore_avx512(const UndoBlock& block, const EscapeLists& lists, std::int64_t count) {
+  restore_block(block, lists, count);
+}
+
+}  // namespace tandem::kernels
+
+#ifdef __clang__
+#pragma clang attribute pop
+#endif
