@@ -26,7 +26,7 @@ struct EscapeLists {
 /// Operands, not owned; the piece is of one block and of a format of AdamW.
 struct UndoBlock {
   const AdamPiece& piece;
-  const AdamCoefficients& c;  ///< of the update
+  const AdamCoefficients& c;  ///< coefficients of the update
   const AdamInverse& inverse;
   std::uint8_t* codes;            ///< a code for each element, aligned to 64 bytes
   const std::uint8_t* exponents;  ///< old ones of coded moments: those of m before those of v

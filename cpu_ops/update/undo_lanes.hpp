@@ -10,7 +10,7 @@ constexpr int vectors = static_cast<int>(undo_group) / lanes;
 /// 32 bits for each element of a group.
 using Group = Bits[vectors];
 
-/// What all groups of a block share.
+/// Constants that all groups of a block share.
 struct Constants {
   explicit Constants(const UndoBlock& b)
       : c(b.c),
@@ -22,7 +22,7 @@ struct Constants {
         undecay(every(b.inverse.undecay)) {}
   Coefficients c;
   MomentBits random;
-  Floats beta1, beta1_rest, beta2, beta2_rest, undecay;  ///< of the inverse
+  Floats beta1, beta1_rest, beta2, beta2_rest, undecay;  ///< see AdamInverse
 };
 
 /// How coded moments of a group are read and coded.
@@ -231,7 +231,7 @@ std::int64_t record(const UndoBlock& b, EscapeLists& lists) {
 
 // -- taking back ------------------------------------------------------------------------------------------------
 
-/// What remains of the lists of a block.
+/// The entries of a block's lists that are still to be read.
 struct EscapeCursors {
   const std::uint32_t *m, *v, *master;
 };

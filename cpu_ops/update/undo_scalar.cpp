@@ -46,7 +46,7 @@ float scaled_gradient(const UndoBlock& b, std::int64_t i) {
   return numerics::mul(numerics::load_gradient<format>(b.piece, i), b.c.gradient_scale);
 }
 
-/// What an update makes of an element, before its moments are rounded.
+/// An element after an update, before its moments are rounded.
 struct Updated {
   float m = 0.0F;
   float v = 0.0F;
@@ -134,7 +134,7 @@ bool record_group(const UndoBlock& b, std::int64_t first, EscapeLists& lists) {
   return true;
 }
 
-/// What remains of the lists of a block.
+/// The entries of a block's lists that are still to be read.
 struct EscapeCursors {
   const std::uint32_t *m, *v, *master;
 };
