@@ -45,9 +45,13 @@ constexpr std::uint32_t master_escape = 3;
 constexpr int v_field = 3;  ///< its lowest bit in the code of an element; that of m is 0
 constexpr int master_field = 6;
 
-/// Differences wrap around, as bits of a moment may have fewer than 32.
+/// Differences of what has 16 bits wrap around in as many.
+template <StateFormat format>
+constexpr std::uint32_t moment_mask = format == StateFormat::bf16_moments ? 0xffffu : 0xffffffffu;
+
+template <StateFormat format>
 TANDEM_HD std::uint32_t moment_difference(std::uint32_t old, std::uint32_t estimate) {
-  const std::uint32_t place = old - estimate + moment_range;
+  const std::uint32_t place = (old - estimate + moment_range) & moment_mask<format>;
   return place < moment_escape ? place : moment_escape;
 }
 TANDEM_HD std::uint32_t master_difference(std::uint32_t old, std::uint32_t estimate) {
@@ -63,11 +67,13 @@ TANDEM_HD bool v_escapes(std::uint32_t code) { return (code & 0x38u) == 0x38u; }
 TANDEM_HD bool master_escapes(std::uint32_t code) { return (code & 0xc0u) == 0xc0u; }
 
 /// Old bits from their estimate, where the code does not escape.
+template <StateFormat format>
 TANDEM_HD std::uint32_t old_m(std::uint32_t estimate, std::uint32_t code) {
-  return estimate + (code & moment_escape) - moment_range;
+  return (estimate + (code & moment_escape) - moment_range) & moment_mask<format>;
 }
+template <StateFormat format>
 TANDEM_HD std::uint32_t old_v(std::uint32_t estimate, std::uint32_t code) {
-  return estimate + (code >> v_field & moment_escape) - moment_range;
+  return (estimate + (code >> v_field & moment_escape) - moment_range) & moment_mask<format>;
 }
 TANDEM_HD std::uint32_t old_master(std::uint32_t estimate, std::uint32_t code) {
   return estimate + (code >> master_field) - master_range;
@@ -85,16 +91,16 @@ constexpr float resolution = format == StateFormat::bf16_moments   ? 0x1p-7F
 template <StateFormat format>
 TANDEM_HD float estimate_m(float next, float g, const AdamCoefficients& c, const AdamInverse& inverse) {
   const float rest = add(next, -mul(c.one_minus_beta1, g));
-  const float before = fma(rest, inverse.beta1, mul(rest, inverse.beta1_rest));
   // In fp32 nothing remains of a moment that began at zero.
-  if constexpr (!rounds_moments(format)) return before;
-  return magnitude(rest) < mul(resolution<format>, magnitude(next)) ? 0.0F : before;
+  if constexpr (!rounds_moments(format)) return fma(rest, inverse.beta1, mul(rest, inverse.beta1_rest));
+  return magnitude(rest) < mul(resolution<format>, magnitude(next)) ? 0.0F : mul(rest, inverse.beta1);
 }
 template <StateFormat format>
 TANDEM_HD float estimate_v(float next, float g, const AdamCoefficients& c, const AdamInverse& inverse) {
   const float rest = fma(-mul(c.one_minus_beta2, g), g, next);
-  const float before = fma(rest, inverse.beta2, mul(rest, inverse.beta2_rest));
-  return rest < mul(resolution<format>, next) ? 0.0F : before;
+  if (rest < mul(resolution<format>, next)) return 0.0F;
+  if constexpr (rounds_moments(format)) return mul(rest, inverse.beta2);
+  return fma(rest, inverse.beta2, mul(rest, inverse.beta2_rest));
 }
 
 /// Estimate of the master before an update; `direction` is that of the step, exactly.
@@ -117,6 +123,22 @@ TANDEM_HD std::uint32_t stored_v(float v, std::uint32_t exponent) {
   return float_bits(v);
 }
 
+/// The power of two between two exponents of blocks, within bounds.
+TANDEM_HD float power_between(std::uint32_t after, std::uint32_t before) {
+  const std::uint32_t exponent = after + 127u < before + 1u ? 1u : after + 127u - before;
+  return bits_float((exponent < 253u ? exponent : 253u) << below_exponent);
+}
+
+/// Estimate of the code of m before an update. Everything is relative to the powers of two of the blocks.
+TANDEM_HD std::uint32_t estimate_m_code(std::uint32_t next, std::uint32_t after, float g, const AdamCoefficients& c,
+                                        const AdamInverse& inverse, std::uint32_t before) {
+  const float relative = decode_m(next, 127);
+  const float part = mul(c.one_minus_beta1, bits_float((254u - after) << below_exponent));
+  const float rest = fma(-part, g, relative);
+  if (magnitude(rest) < mul(resolution<StateFormat::byte_moments>, magnitude(relative))) return 0;
+  return code_of_m(mul(rest, mul(inverse.beta1, power_between(after, before))), 127, nearest_increment);
+}
+
 /// The moment that stored bits stand for.
 template <StateFormat format>
 TANDEM_HD float read_m(std::uint32_t bits, std::uint32_t exponent) {
@@ -129,6 +151,19 @@ TANDEM_HD float read_v(std::uint32_t bits, std::uint32_t exponent) {
   if constexpr (format == StateFormat::bf16_moments) return bits_float(bits << 16);
   if constexpr (format == StateFormat::byte_moments) return decode_v(bits, exponent);
   return bits_float(bits);
+}
+
+/// Estimates of the bits that moments were stored as before an update, from those after it, with the exponents of their blocks.
+template <StateFormat format>
+TANDEM_HD std::uint32_t estimate_stored_m(std::uint32_t next, std::uint32_t after, float g, const AdamCoefficients& c,
+                                          const AdamInverse& inverse, std::uint32_t before) {
+  if constexpr (format == StateFormat::byte_moments) return estimate_m_code(next, after, g, c, inverse, before);
+  return stored_m<format>(estimate_m<format>(read_m<format>(next, after), g, c, inverse), before);
+}
+template <StateFormat format>
+TANDEM_HD std::uint32_t estimate_stored_v(std::uint32_t next, std::uint32_t after, float g, const AdamCoefficients& c,
+                                          const AdamInverse& inverse, std::uint32_t before) {
+  return stored_v<format>(estimate_v<format>(read_v<format>(next, after), g, c, inverse), before);
 }
 
 }  // namespace numerics

@@ -155,40 +155,12 @@ std::int64_t lion_of_fp32_weights(const AdamPiece& p, const Coefficients& c) {
 // of 32 bits: widened and narrowed by a shift or a mask each, where halves in order would have to be shuffled. With
 // random bits to draw, this kernel is short of instructions, not of memory.
 
-EvenOdd widen_both(const void* array, std::int64_t i) {
-  const __m512i bits = _mm512_loadu_si512(at(array, i, 2));
-  return {_mm512_slli_epi32(bits, 16), _mm512_and_si512(bits, _mm512_set1_epi32(static_cast<int>(0xffff0000)))};
-}
-/// The upper halves, in order.
-__m512i narrow_both(const EvenOdd& x) {
-  return _mm512_mask_blend_epi16(upper_halves, _mm512_srli_epi32(x.even, 16), x.odd);
-}
-/// The lower halves, in order.
-__m512i lower_halves_of(const EvenOdd& x) {
-  return _mm512_mask_blend_epi16(upper_halves, x.even, _mm512_slli_epi32(x.odd, 16));
-}
-EvenOdd join_both(const void* weight, const void* residual, std::int64_t i) {
-  const __m512i low = _mm512_loadu_si512(at(residual, i, 2));
-  const __m512i high = _mm512_sub_epi16(_mm512_loadu_si512(at(weight, i, 2)), _mm512_srli_epi16(low, 15));
-  return {_mm512_mask_blend_epi16(upper_halves, low, _mm512_slli_epi32(high, 16)),
-          _mm512_mask_blend_epi16(upper_halves, _mm512_srli_epi32(low, 16), high)};
-}
-
 /// numerics::round_stochastically of what is not NaN, its result in the upper halves. Infinity has no bit below them,
 /// so that nothing carries.
 __m512i add_random(__m512 x, __m512i bits) { return _mm512_add_epi32(_mm512_castps_si512(x), bits); }
 
 __mmask16 any_nan(const Sixteen& x) {
   return _mm512_cmp_ps_mask(x.m, x.v, _CMP_UNORD_Q) | _mm512_cmp_ps_mask(x.master, x.master, _CMP_UNORD_Q);
-}
-
-/// Residuals and weights of 32 masters, none of them NaN.
-void store_masters(const AdamPiece& p, std::int64_t i, __m512 even, __m512 odd) {
-  const EvenOdd master{_mm512_castps_si512(even), _mm512_castps_si512(odd)};
-  const __m512i half = _mm512_set1_epi32(0x8000);
-  const EvenOdd weight{_mm512_add_epi32(master.even, half), _mm512_add_epi32(master.odd, half)};
-  _mm512_storeu_si512(element<bf16>(p.state.master, i), lower_halves_of(master));
-  _mm512_storeu_si512(p.weight + i, narrow_both(weight));
 }
 
 /// 32 elements. Returns false, with nothing stored, where one of them becomes NaN.
@@ -229,24 +201,12 @@ std::int64_t adamw_runs(const AdamPiece& piece, std::int64_t i, const Coefficien
 // -- moments in a byte ------------------------------------------------------------------------------------
 // Even and odd elements apart as above: so do the halves of a word of random bits serve them.
 
-/// Codes of 32 elements, each `below_code` bits up.
-EvenOdd load_codes(const std::uint8_t* codes) {
-  static_assert(numerics::below_code == 16 + 4);
-  const __m512i halves =
-      _mm512_slli_epi16(_mm512_cvtepu8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(codes))), 4);
-  return {_mm512_slli_epi32(halves, 16), _mm512_and_si512(halves, all(0xffff0000u))};
-}
 /// Codes in the low byte of the even elements, and of the upper half of the odd ones.
 void store_codes(std::uint8_t* codes, const EvenOdd& x) {
   const __m512i halves = _mm512_mask_blend_epi16(upper_halves, x.even, x.odd);
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(codes), _mm512_cvtepi16_epi8(halves));
 }
 
-/// numerics::random_increment of the halves of words.
-EvenOdd increments(__m512i words) {
-  return {or_masked(all(8), _mm512_slli_epi32(words, 4), all(0xffff0)),
-          or_masked(all(8), _mm512_srli_epi32(words, 12), all(0xffff0))};
-}
 /// The state of 32 elements.
 struct Both {
   Sixteen even, odd;

@@ -137,22 +137,25 @@ class MomentBits {
 inline __m256i all(std::uint32_t x) { return _mm256_set1_epi32(static_cast<int>(x)); }
 inline __m256i magnitude_of(__m256 x) { return _mm256_and_si256(_mm256_castps_si256(x), all(0x7fffffffu)); }
 inline __m256 power(std::uint32_t exponent) { return _mm256_castsi256_ps(all(exponent << numerics::below_exponent)); }
+/// Eight codes, each `below_code` bits up.
 inline __m256i load_codes(const std::uint8_t* codes) {
-  return _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(codes)));
+  return _mm256_slli_epi32(_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(codes))),
+                           numerics::below_code);
 }
 
+/// Codes are `below_code` bits up.
 inline __m256 decode_m(__m256i code, __m256 scale) {
-  const __m256i place = _mm256_slli_epi32(_mm256_and_si256(code, all(numerics::most_m_code)), numerics::below_code);
+  const __m256i place = _mm256_and_si256(code, all(numerics::most_m_code << numerics::below_code));
   const __m256 above = _mm256_castsi256_ps(_mm256_add_epi32(place, all(numerics::m_linear_bits)));
   const __m256 linear = _mm256_sub_ps(above, _mm256_set1_ps(numerics::m_linear_below));
   const __m256i normal = _mm256_add_epi32(place, all(numerics::m_linear_bits - numerics::m_binade));
   const __m256 m = _mm256_mul_ps(_mm256_min_ps(linear, _mm256_castsi256_ps(normal)), scale);
-  return _mm256_or_ps(m, _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_srli_epi32(code, 7), 31)));
+  const __m256i sign = _mm256_slli_epi32(_mm256_srli_epi32(code, numerics::below_code + 7), 31);
+  return _mm256_or_ps(m, _mm256_castsi256_ps(sign));
 }
 inline __m256 decode_v(__m256i code, __m256i base) {
   const __m256i zero = _mm256_cmpeq_epi32(code, _mm256_setzero_si256());
-  const __m256i bits = _mm256_add_epi32(_mm256_slli_epi32(code, numerics::below_code), base);
-  return _mm256_castsi256_ps(_mm256_andnot_si256(zero, bits));
+  return _mm256_castsi256_ps(_mm256_andnot_si256(zero, _mm256_add_epi32(code, base)));
 }
 
 /// numerics::random_increment of eight 16-bit numbers.

@@ -102,6 +102,34 @@ struct EvenOdd {
 
 constexpr __mmask32 upper_halves = 0xaaaaaaaa;
 
+inline EvenOdd widen_both(const void* array, std::int64_t i) {
+  const __m512i bits = _mm512_loadu_si512(at(array, i, 2));
+  return {_mm512_slli_epi32(bits, 16), _mm512_and_si512(bits, _mm512_set1_epi32(static_cast<int>(0xffff0000)))};
+}
+/// The upper halves, in order.
+inline __m512i narrow_both(const EvenOdd& x) {
+  return _mm512_mask_blend_epi16(upper_halves, _mm512_srli_epi32(x.even, 16), x.odd);
+}
+/// The lower halves, in order.
+inline __m512i lower_halves_of(const EvenOdd& x) {
+  return _mm512_mask_blend_epi16(upper_halves, x.even, _mm512_slli_epi32(x.odd, 16));
+}
+inline EvenOdd join_both(const void* weight, const void* residual, std::int64_t i) {
+  const __m512i low = _mm512_loadu_si512(at(residual, i, 2));
+  const __m512i high = _mm512_sub_epi16(_mm512_loadu_si512(at(weight, i, 2)), _mm512_srli_epi16(low, 15));
+  return {_mm512_mask_blend_epi16(upper_halves, low, _mm512_slli_epi32(high, 16)),
+          _mm512_mask_blend_epi16(upper_halves, _mm512_srli_epi32(low, 16), high)};
+}
+
+/// Residuals and weights of 32 masters, none of them NaN.
+inline void store_masters(const AdamPiece& p, std::int64_t i, __m512 even, __m512 odd) {
+  const EvenOdd master{_mm512_castps_si512(even), _mm512_castps_si512(odd)};
+  const __m512i half = _mm512_set1_epi32(0x8000);
+  const EvenOdd weight{_mm512_add_epi32(master.even, half), _mm512_add_epi32(master.odd, half)};
+  _mm512_storeu_si512(element<bf16>(p.state.master, i), lower_halves_of(master));
+  _mm512_storeu_si512(p.weight + i, narrow_both(weight));
+}
+
 /// `x` in every lane.
 inline __m512i spread(std::uint64_t x) { return _mm512_set1_epi64(static_cast<long long>(x)); }
 
@@ -159,6 +187,18 @@ class MomentBits {
 
 // -- moments in a byte
 
+/// Codes of 32 elements, each `below_code` bits up.
+inline EvenOdd load_codes(const std::uint8_t* codes) {
+  static_assert(numerics::below_code == 16 + 4);
+  const __m512i halves =
+      _mm512_slli_epi16(_mm512_cvtepu8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(codes))), 4);
+  return {_mm512_slli_epi32(halves, 16), _mm512_and_si512(halves, all(0xffff0000u))};
+}
+/// numerics::random_increment of the halves of words.
+inline EvenOdd increments(__m512i words) {
+  return {or_masked(all(8), _mm512_slli_epi32(words, 4), all(0xffff0)),
+          or_masked(all(8), _mm512_srli_epi32(words, 12), all(0xffff0))};
+}
 inline __m512 decode_m(__m512i code, __m512 scale) {
   const __m512i place = _mm512_and_si512(code, all(numerics::most_m_code << numerics::below_code));
   const __m512 above = floats(_mm512_add_epi32(place, all(numerics::m_linear_bits)));

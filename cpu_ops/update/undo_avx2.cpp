@@ -19,14 +19,21 @@ namespace {
 using Floats = __m256;
 using Bits = __m256i;
 constexpr int lanes = 8;
+/// 32 bits of each of 64 elements, and a byte of each.
+using Group = Bits[8];
+struct Bytes {
+  __m256i of[2];
+};
 
 inline Floats every(float x) { return _mm256_set1_ps(x); }
 inline Floats floats(Bits x) { return _mm256_castsi256_ps(x); }
+inline Floats sum(Floats a, Floats b) { return _mm256_add_ps(a, b); }
 inline Floats subtract(Floats a, Floats b) { return _mm256_sub_ps(a, b); }
 inline Floats mul(Floats a, Floats b) { return _mm256_mul_ps(a, b); }
 inline Floats fma(Floats a, Floats b, Floats c) { return _mm256_fmadd_ps(a, b, c); }
 /// c - a * b
 inline Floats fma_negated(Floats a, Floats b, Floats c) { return _mm256_fnmadd_ps(a, b, c); }
+inline Floats smaller(Floats a, Floats b) { return _mm256_min_ps(a, b); }
 /// 0 where a < b, else x.
 inline Floats zero_where_less(Floats x, Floats a, Floats b) {
   return _mm256_and_ps(_mm256_cmp_ps(a, b, _CMP_NLT_UQ), x);
@@ -41,6 +48,14 @@ inline Bits add(Bits a, Bits b) { return _mm256_add_epi32(a, b); }
 inline Bits subtract(Bits a, Bits b) { return _mm256_sub_epi32(a, b); }
 inline Bits both(Bits a, Bits b) { return _mm256_and_si256(a, b); }
 inline Bits larger(Bits a, Bits b) { return _mm256_max_epu32(a, b); }
+inline Bits larger_signed(Bits a, Bits b) { return _mm256_max_epi32(a, b); }
+inline Bits smaller(Bits a, Bits b) { return _mm256_min_epu32(a, b); }
+/// a | (b & mask)
+inline Bits or_masked(Bits a, Bits b, Bits mask) { return _mm256_or_si256(a, both(b, mask)); }
+/// 0 where the bits of `of` are those of 0, else x.
+inline Bits zero_where_zero(Bits x, Floats of) {
+  return _mm256_andnot_si256(_mm256_cmpeq_epi32(bits_of(of), _mm256_setzero_si256()), x);
+}
 template <int n>
 Bits up(Bits x) {
   return _mm256_slli_epi32(x, n);
@@ -50,10 +65,17 @@ Bits down(Bits x) {
   return _mm256_srli_epi32(x, n);
 }
 
+template <int n>
+Bits down_signed(Bits x) {
+  return _mm256_srai_epi32(x, n);
+}
+
 /// Zero-extended.
 inline Bits load(const std::uint32_t* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
 inline Bits load(const std::uint16_t* p) { return widen_bits(p); }
-inline Bits load(const std::uint8_t* p) { return load_codes(p); }
+inline Bits load(const std::uint8_t* p) {
+  return _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
+}
 /// The lowest bits of each lane.
 inline void store(std::uint32_t* p, Bits x) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), x); }
 inline void store(std::uint16_t* p, Bits x) { _mm_storeu_si128(reinterpret_cast<__m128i*>(p), low_halves(x)); }
@@ -68,39 +90,34 @@ inline void draw(const MomentBits& random, std::uint64_t block, Bits (&words)[4]
   for (int j = 0; j < 4; ++j) words[j] = drawn.of[j];
 }
 
-/// Codes of moments are the low byte of a lane.
-inline Floats m_of_code(Bits code, Floats scale) { return decode_m(code, scale); }
-inline Floats v_of_code(Bits code, Bits base) { return decode_v(code, base); }
-inline Bits code_of_m(Floats m, Floats scale, Bits increment) { return encode_m(m, scale, increment); }
-inline Bits code_of_v(Floats v, Bits base, Bits increment) { return encode_v(v, base, increment); }
-
 /// Elements of a group whose old bits are in lists, a bit each.
 struct Escapes {
   std::uint64_t m, v, master;
 };
 
-/// The differences of 32 elements from `x` on, a byte each, in order; `most` in place of those above.
-inline __m256i narrow(const Bits* x, std::uint32_t most) {
-  const __m256i dealt = _mm256_packs_epi16(_mm256_packs_epi32(x[0], x[1]), _mm256_packs_epi32(x[2], x[3]));
-  const __m256i ordered = _mm256_permutevar8x32_epi32(dealt, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
-  return _mm256_min_epu8(ordered, _mm256_set1_epi8(static_cast<char>(most)));
+/// The differences of a group, a byte each; `most` in place of those above.
+inline Bytes narrow_in_order(const Group& x, std::uint32_t most) {
+  const auto half = [&x, most](int j) {
+    const __m256i dealt =
+        _mm256_packs_epi16(_mm256_packs_epi32(x[j], x[j + 1]), _mm256_packs_epi32(x[j + 2], x[j + 3]));
+    const __m256i ordered = _mm256_permutevar8x32_epi32(dealt, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
+    return _mm256_min_epu8(ordered, _mm256_set1_epi8(static_cast<char>(most)));
+  };
+  return {{half(0), half(4)}};
 }
 inline std::uint64_t equal(__m256i bytes, std::uint32_t x) {
   const __m256i same = _mm256_cmpeq_epi8(bytes, _mm256_set1_epi8(static_cast<char>(x)));
   return static_cast<std::uint32_t>(_mm256_movemask_epi8(same));
 }
-inline Escapes store_codes(std::uint8_t* codes, const Bits (&m)[8], const Bits (&v)[8], const Bits (&master)[8]) {
+inline Escapes store_codes(std::uint8_t* codes, const Bytes& of_m, const Bytes& of_v, const Bytes& of_master) {
   Escapes escapes{};
-  for (int half = 0; half < 2; ++half) {
-    const __m256i of_m = narrow(m + 4 * half, numerics::moment_escape);
-    const __m256i of_v = narrow(v + 4 * half, numerics::moment_escape);
-    const __m256i of_master = narrow(master + 4 * half, numerics::master_escape);
-    const __m256i moments = _mm256_or_si256(of_m, _mm256_slli_epi16(of_v, numerics::v_field));
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(codes + 32 * half),
-                        _mm256_or_si256(moments, _mm256_slli_epi16(of_master, numerics::master_field)));
-    escapes.m |= equal(of_m, numerics::moment_escape) << 32 * half;
-    escapes.v |= equal(of_v, numerics::moment_escape) << 32 * half;
-    escapes.master |= equal(of_master, numerics::master_escape) << 32 * half;
+  for (int j = 0; j < 2; ++j) {
+    const __m256i moments = _mm256_or_si256(of_m.of[j], _mm256_slli_epi16(of_v.of[j], numerics::v_field));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(codes + 32 * j),
+                        _mm256_or_si256(moments, _mm256_slli_epi16(of_master.of[j], numerics::master_field)));
+    escapes.m |= equal(of_m.of[j], numerics::moment_escape) << 32 * j;
+    escapes.v |= equal(of_v.of[j], numerics::moment_escape) << 32 * j;
+    escapes.master |= equal(of_master.of[j], numerics::master_escape) << 32 * j;
   }
   return escapes;
 }
@@ -152,7 +169,9 @@ inline Bits insert(std::uint64_t escapes, int j, Bits x, const std::uint32_t*& l
 
 namespace tandem::kernels {
 
-std::int64_t record_avx2(const UndoBlock& block, EscapeLists& lists) { return record_block(block, lists); }
+std::int64_t record_avx2(const UndoBlock& block, EscapeLists& lists) {
+  return record_block<InOrder>(block, lists);
+}
 void restore_avx2(const UndoBlock& block, const EscapeLists& lists, std::int64_t count) {
   restore_block(block, lists, count);
 }

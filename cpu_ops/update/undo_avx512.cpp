@@ -23,13 +23,18 @@ namespace {
 using Floats = __m512;
 using Bits = __m512i;
 constexpr int lanes = 16;
+/// 32 bits of each of 64 elements, and a byte of each.
+using Group = Bits[4];
+using Bytes = __m512i;
 
 inline Floats every(float x) { return _mm512_set1_ps(x); }
+inline Floats sum(Floats a, Floats b) { return _mm512_add_ps(a, b); }
 inline Floats subtract(Floats a, Floats b) { return _mm512_sub_ps(a, b); }
 inline Floats mul(Floats a, Floats b) { return _mm512_mul_ps(a, b); }
 inline Floats fma(Floats a, Floats b, Floats c) { return _mm512_fmadd_ps(a, b, c); }
 /// c - a * b
 inline Floats fma_negated(Floats a, Floats b, Floats c) { return _mm512_fnmadd_ps(a, b, c); }
+inline Floats smaller(Floats a, Floats b) { return _mm512_min_ps(a, b); }
 /// 0 where a < b, else x.
 inline Floats zero_where_less(Floats x, Floats a, Floats b) {
   return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(a, b, _CMP_NLT_UQ), x);
@@ -42,6 +47,12 @@ inline Bits add(Bits a, Bits b) { return _mm512_add_epi32(a, b); }
 inline Bits subtract(Bits a, Bits b) { return _mm512_sub_epi32(a, b); }
 inline Bits both(Bits a, Bits b) { return _mm512_and_si512(a, b); }
 inline Bits larger(Bits a, Bits b) { return _mm512_max_epu32(a, b); }
+inline Bits larger_signed(Bits a, Bits b) { return _mm512_max_epi32(a, b); }
+inline Bits smaller(Bits a, Bits b) { return _mm512_min_epu32(a, b); }
+/// 0 where the bits of `of` are those of 0, else x.
+inline Bits zero_where_zero(Bits x, Floats of) {
+  return _mm512_maskz_mov_epi32(_mm512_test_epi32_mask(bits_of(of), bits_of(of)), x);
+}
 inline std::uint32_t largest_of(Bits x) { return _mm512_reduce_max_epu32(x); }
 template <int n>
 Bits up(Bits x) {
@@ -50,6 +61,11 @@ Bits up(Bits x) {
 template <int n>
 Bits down(Bits x) {
   return _mm512_srli_epi32(x, n);
+}
+
+template <int n>
+Bits down_signed(Bits x) {
+  return _mm512_srai_epi32(x, n);
 }
 
 /// Zero-extended.
@@ -82,29 +98,24 @@ inline Bits halves(Bits x, int upper) {
 /// numerics::random_increment of 16-bit numbers.
 inline Bits increment(Bits x) { return _mm512_or_si512(up<4>(x), all(8)); }
 
-/// Codes of moments are the low byte of a lane.
-inline Floats m_of_code(Bits code, Floats scale) { return decode_m(up<numerics::below_code>(code), scale); }
-inline Floats v_of_code(Bits code, Bits base) { return decode_v(up<numerics::below_code>(code), base); }
-inline Bits code_of_m(Floats m, Floats scale, Bits increment) { return encode_m<0>(m, scale, increment); }
-inline Bits code_of_v(Floats v, Bits base, Bits increment) { return encode_v<0>(v, base, increment); }
-
 /// Elements of a group whose old bits are in lists, a bit each.
 struct Escapes {
   std::uint64_t m, v, master;
 };
 
-/// The differences of a group, a byte each, in order; `most` in place of those above.
-inline __m512i narrow(const Bits (&x)[4], std::uint32_t most) {
+inline Bytes at_most(Bytes x, std::uint32_t most) {
+  return _mm512_min_epu8(x, _mm512_set1_epi8(static_cast<char>(most)));
+}
+/// The differences of a group, a byte each; `most` in place of those above.
+inline Bytes narrow_in_order(const Group& x, std::uint32_t most) {
   const __m512i dealt = _mm512_packs_epi16(_mm512_packs_epi32(x[0], x[1]), _mm512_packs_epi32(x[2], x[3]));
   const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
-  return _mm512_min_epu8(_mm512_permutexvar_epi32(order, dealt), _mm512_set1_epi8(static_cast<char>(most)));
+  return at_most(_mm512_permutexvar_epi32(order, dealt), most);
 }
 inline std::uint64_t equal(__m512i bytes, std::uint32_t x) {
   return _mm512_cmpeq_epi8_mask(bytes, _mm512_set1_epi8(static_cast<char>(x)));
 }
-inline Escapes store_codes(std::uint8_t* codes, const Bits (&m)[4], const Bits (&v)[4], const Bits (&master)[4]) {
-  const __m512i of_m = narrow(m, numerics::moment_escape), of_v = narrow(v, numerics::moment_escape);
-  const __m512i of_master = narrow(master, numerics::master_escape);
+inline Escapes store_codes(std::uint8_t* codes, Bytes of_m, Bytes of_v, Bytes of_master) {
   constexpr int three_way_or = 0xfe;
   const __m512i code = _mm512_ternarylogic_epi32(of_m, _mm512_slli_epi16(of_v, numerics::v_field),
                                                  _mm512_slli_epi16(of_master, numerics::master_field), three_way_or);
@@ -149,7 +160,80 @@ inline Bits insert(std::uint64_t escapes, int j, Bits x, const std::uint32_t*& l
 
 namespace tandem::kernels {
 
-std::int64_t record_avx512(const UndoBlock& block, EscapeLists& lists) { return record_block(block, lists); }
+namespace {
+
+/// Elements of a group with the even and the odd ones of each 32 apart, as adam_avx512.cpp has them. Arrays of 16 bits an
+/// element, and of a byte.
+struct Apart {
+  template <StateFormat>
+  static void load_masters(const AdamPiece& p, std::int64_t i, Group& x) {
+    for (int j = 0; j < 2; ++j) split(join_both(p.weight, p.state.master, i + 32 * j), x + 2 * j);
+  }
+  template <StateFormat>
+  static void store_masters(const AdamPiece& p, std::int64_t i, const Group& x) {
+    for (int j = 0; j < 2; ++j) kernels::store_masters(p, i + 32 * j, floats(x[2 * j]), floats(x[2 * j + 1]));
+  }
+  template <StateFormat>
+  static void load_gradients(const AdamPiece& p, std::int64_t i, Group& x) {
+    for (int j = 0; j < 2; ++j) split(widen_both(p.gradient, i + 32 * j), x + 2 * j);
+  }
+  template <StateFormat>
+  static void load_moments(const std::uint16_t* moments, Group& x) {
+    for (int j = 0; j < 2; ++j) split(widen_both(moments, 32 * j), x + 2 * j);
+  }
+  template <StateFormat>
+  static void load_moments(const std::uint8_t* codes, Group& x) {
+    for (int j = 0; j < 2; ++j) split(load_codes(codes + 32 * j), x + 2 * j);
+  }
+  template <StateFormat>
+  static void store_moments(std::uint16_t* moments, const Group& x) {
+    for (int j = 0; j < 2; ++j) _mm512_storeu_si512(moments + 32 * j, narrow_both({x[2 * j], x[2 * j + 1]}));
+  }
+  template <StateFormat>
+  static void store_moments(std::uint8_t* codes, const Group& x) {
+    const auto halves_of = [&](int j) {
+      return _mm512_mask_blend_epi16(upper_halves, down<numerics::below_code>(x[2 * j]),
+                                     down<numerics::below_code - 16>(x[2 * j + 1]));
+    };
+    _mm512_storeu_si512(codes, in_order(_mm512_packus_epi16(halves_of(0), halves_of(1))));
+  }
+  static void draw_bf16(const MomentBits& random, std::uint64_t index, Group& of_m, Group& of_v) {
+    for (std::uint64_t j = 0; j < 2; ++j) {
+      const EvenOdd words = random.draw(index + 32 * j);
+      split({both(words.even, all(0xffff)), both(words.odd, all(0xffff))}, of_m + 2 * j);
+      split({down<16>(words.even), down<16>(words.odd)}, of_v + 2 * j);
+    }
+  }
+  static void draw_codes(const MomentBits& random, std::uint64_t index, Group& of_m, Group& of_v) {
+    const TwoVectors words = random.words(index / numerics::coded_elements_per_block);
+    for (int j = 0; j < 2; ++j) {
+      split(increments(words.of[j]), of_m + 2 * j);
+      split(increments(exchanged(words.of[j])), of_v + 2 * j);
+    }
+  }
+  static Bytes narrow(const Group& x, std::uint32_t most) {
+    const __m512i dealt = _mm512_packs_epi16(_mm512_packs_epi32(x[0], x[2]), _mm512_packs_epi32(x[1], x[3]));
+    // In each 128 bits now 4 bytes each of even and of odd elements of the first 32 and then of the second.
+    const __m512i evens_and_odds = _mm512_set4_epi32(0x0f070e06, 0x0d050c04, 0x0b030a02, 0x09010800);
+    return at_most(in_order(_mm512_shuffle_epi8(dealt, evens_and_odds)), most);
+  }
+
+ private:
+  static void split(const EvenOdd& x, Bits* of) {
+    of[0] = x.even;
+    of[1] = x.odd;
+  }
+  /// Bytes of two vectors of 16-bit numbers that were narrowed within 128 bits.
+  static Bytes in_order(__m512i dealt) {
+    return _mm512_permutexvar_epi64(_mm512_setr_epi64(0, 2, 4, 6, 1, 3, 5, 7), dealt);
+  }
+};
+
+}  // namespace
+
+std::int64_t record_avx512(const UndoBlock& block, EscapeLists& lists) {
+  return record_block<Apart>(block, lists);
+}
 void restore_avx512(const UndoBlock& block, const EscapeLists& lists, std::int64_t count) {
   restore_block(block, lists, count);
 }

@@ -1,14 +1,14 @@
 #pragma once
 // The kernels of undo_kernels.hpp in vectors: one text for all instruction sets. Included behind what an instruction set gives:
-// the types Floats, Bits (32 bits a lane), Coefficients, Step and MomentBits, the number of lanes, and functions on them.
+// the types Floats, Bits (32 bits a lane), Group, Coefficients, Step and MomentBits, and functions on them.
+#include <type_traits>
+
 #include "cpu_ops/update/undo_kernels.hpp"
 
 namespace tandem::kernels {
 namespace {
 
 constexpr int vectors = static_cast<int>(undo_group) / lanes;
-/// 32 bits for each element of a group.
-using Group = Bits[vectors];
 
 /// Constants that all groups of a block share.
 struct Constants {
@@ -25,192 +25,284 @@ struct Constants {
   Floats beta1, beta1_rest, beta2, beta2_rest, undecay;  ///< see AdamInverse
 };
 
-/// How coded moments of a group are read and coded.
+/// Constants of a group whose moments are coded.
 struct Scales {
-  explicit Scales(Exponents e) : m(power(e.m)), inverse_m(power(254 - e.m)), v(all(numerics::v_base(e.v))) {}
-  Floats m, inverse_m;
-  Bits v;
+  Scales(Exponents after, Exponents before, const Constants& k)
+      : m_after(power(254 - after.m)),
+        m_part(mul(k.c.one_minus_beta1, m_after)),
+        m_ratio(mul(k.beta1, every(numerics::power_between(after.m, before.m)))),
+        v_after(all(numerics::v_base(after.v))),
+        v_before(all(numerics::v_base(before.v))) {}
+  Floats m_after;          ///< makes a new m relative to its block
+  Floats m_part, m_ratio;  ///< see numerics::estimate_m_code
+  Bits v_after, v_before;
 };
 
-// -- numerics, a vector at once ---------------------------------------------------------------------------------
+// -- moments as they are stored, in the upper bits of a lane ----------------------------------------------------
 
-inline Floats magnitude(Floats x) { return floats(magnitude_of(x)); }
+/// Bits of a lane below those of a moment.
+template <StateFormat format>
+constexpr int bits_below = format == StateFormat::bf16_moments   ? 16
+                           : format == StateFormat::byte_moments ? numerics::below_code
+                                                                 : 0;
+template <StateFormat format>
+constexpr std::uint32_t mask_below = (1u << bits_below<format>)-1u;
+
+constexpr std::uint32_t magnitude_of_code = numerics::most_m_code << numerics::below_code;
+constexpr std::uint32_t sign_of_code = 0x80u << numerics::below_code;
+
+/// The code of |m|, relative to its block, with bits below.
+inline Bits place_of_m(Bits relative, Bits increment) {
+  const Bits linear = bits_of(sum(floats(relative), every(numerics::m_linear_below)));
+  const Bits place = larger(linear, add(relative, all(numerics::m_binade)));
+  return smaller(add(subtract(place, all(numerics::m_linear_bits)), increment),
+                 all(magnitude_of_code | mask_below<StateFormat::byte_moments>));
+}
+/// |m| relative to its block, from its code without bits below.
+inline Floats relative_m(Bits place) {
+  const Floats linear = subtract(floats(add(place, all(numerics::m_linear_bits))), every(numerics::m_linear_below));
+  return smaller(linear, floats(add(place, all(numerics::m_linear_bits - numerics::m_binade))));
+}
+inline Bits with_sign(Bits place, Bits signs) { return or_masked(place, down<4>(signs), all(sign_of_code)); }
+/// The code of a v above 0, with bits below.
+inline Bits place_of_v(Bits v, Bits base, Bits increment) {
+  const Bits place = larger_signed(add(v, subtract(increment, base)), all(1u << numerics::below_code));
+  return smaller(place, all((numerics::most_v_code << numerics::below_code) | mask_below<StateFormat::byte_moments>));
+}
 
 template <StateFormat format>
-Floats estimate_m(Floats next, Floats g, const Constants& k) {
-  const Floats rest = subtract(next, mul(k.c.one_minus_beta1, g));
-  const Floats before = fma(rest, k.beta1, mul(rest, k.beta1_rest));
-  if constexpr (!rounds_moments(format)) return before;
-  return zero_where_less(before, magnitude(rest), mul(every(numerics::resolution<format>), magnitude(next)));
+Floats read_m(Bits stored, Exponents e) {
+  if constexpr (format == StateFormat::byte_moments) return decode_m(stored, power(e.m));
+  return floats(stored);
 }
 template <StateFormat format>
-Floats estimate_v(Floats next, Floats g, const Constants& k) {
-  const Floats rest = fma_negated(mul(k.c.one_minus_beta2, g), g, next);
-  const Floats before = fma(rest, k.beta2, mul(rest, k.beta2_rest));
-  return zero_where_less(before, rest, mul(every(numerics::resolution<format>), next));
+Floats read_v(Bits stored, Exponents e) {
+  if constexpr (format == StateFormat::byte_moments) return decode_v(stored, all(numerics::v_base(e.v)));
+  return floats(stored);
 }
+
+/// numerics::estimate_stored_m and _v, with bits below.
+template <StateFormat format>
+Bits estimate_m(Bits next, Floats g, const Scales& scales, const Constants& k) {
+  const Floats resolution = every(numerics::resolution<format>);
+  if constexpr (format == StateFormat::byte_moments) {
+    const Floats magnitude = relative_m(both(next, all(magnitude_of_code)));
+    const Bits relative = or_masked(bits_of(magnitude), up<4>(next), all(0x80000000u));
+    const Floats rest = fma_negated(scales.m_part, g, floats(relative));
+    const Bits before = bits_of(
+        zero_where_less(mul(rest, scales.m_ratio), floats(magnitude_of(rest)), mul(resolution, magnitude)));
+    return with_sign(place_of_m(magnitude_of(floats(before)), all(numerics::nearest_increment)), before);
+  } else {
+    const Floats rest = subtract(floats(next), mul(k.c.one_minus_beta1, g));
+    if constexpr (!rounds_moments(format)) return bits_of(fma(rest, k.beta1, mul(rest, k.beta1_rest)));
+    const Floats least = mul(resolution, floats(magnitude_of(floats(next))));
+    const Floats before = zero_where_less(mul(rest, k.beta1), floats(magnitude_of(rest)), least);
+    return add(bits_of(before), all(0x8000));
+  }
+}
+template <StateFormat format>
+Bits estimate_v(Bits next, Floats g, const Scales& scales, const Constants& k) {
+  const Floats v = format == StateFormat::byte_moments ? decode_v(next, scales.v_after) : floats(next);
+  const Floats rest = fma_negated(mul(k.c.one_minus_beta2, g), g, v);
+  const Floats least = mul(every(numerics::resolution<format>), v);
+  if constexpr (format == StateFormat::byte_moments) {
+    const Floats before = zero_where_less(mul(rest, k.beta2), rest, least);
+    return zero_where_zero(place_of_v(bits_of(before), scales.v_before, all(numerics::nearest_increment)), before);
+  } else if constexpr (format == StateFormat::bf16_moments) {
+    return add(bits_of(zero_where_less(mul(rest, k.beta2), rest, least)), all(0x8000));
+  } else {
+    return bits_of(zero_where_less(fma(rest, k.beta2, mul(rest, k.beta2_rest)), rest, least));
+  }
+}
+
+/// Difference of a stored moment and its estimate, its least that fits a code at 0.
+template <StateFormat format>
+Bits difference(Bits old, Bits estimate) {
+  if constexpr (!rounds_moments(format)) return add(subtract(old, estimate), all(numerics::moment_range));
+  constexpr std::uint32_t raised = mask_below<format> + (numerics::moment_range << bits_below<format>);
+  return down_signed<bits_below<format>>(subtract(add(old, all(raised)), estimate));
+}
+/// The moment of a difference.
+template <StateFormat format>
+Bits old_moment(Bits estimate, Bits difference) {
+  const Bits from = subtract(up<bits_below<format>>(difference), all(numerics::moment_range << bits_below<format>));
+  return add(both(estimate, all(~mask_below<format>)), from);
+}
+
 inline Floats estimate_master(Floats next, Floats direction, const Constants& k) {
   const Floats rest = fma_negated(k.c.minus_step_size, direction, next);
   return fma(rest, k.undecay, rest);
 }
 
-template <StateFormat format>
-Floats read_m(Bits stored, const Scales& scales) {
-  if constexpr (format == StateFormat::bf16_moments) return floats(up<16>(stored));
-  if constexpr (format == StateFormat::byte_moments) return m_of_code(stored, scales.m);
-  return floats(stored);
-}
-template <StateFormat format>
-Floats read_v(Bits stored, const Scales& scales) {
-  if constexpr (format == StateFormat::bf16_moments) return floats(up<16>(stored));
-  if constexpr (format == StateFormat::byte_moments) return v_of_code(stored, scales.v);
-  return floats(stored);
-}
-/// Rounded to nearest.
-template <StateFormat format>
-Bits stored_m(Floats m, const Scales& scales) {
-  if constexpr (format == StateFormat::bf16_moments) return down<16>(add(bits_of(m), all(0x8000)));
-  if constexpr (format == StateFormat::byte_moments) {
-    return code_of_m(m, scales.inverse_m, all(numerics::nearest_increment));
-  }
-  return bits_of(m);
-}
-template <StateFormat format>
-Bits stored_v(Floats v, const Scales& scales) {
-  if constexpr (format == StateFormat::bf16_moments) return down<16>(add(bits_of(v), all(0x8000)));
-  if constexpr (format == StateFormat::byte_moments) return code_of_v(v, scales.v, all(numerics::nearest_increment));
-  return bits_of(v);
-}
-
-/// Difference of stored bits, its least that fits a code at 0.
-inline Bits difference(Bits old, Bits estimate, std::uint32_t range) { return add(subtract(old, estimate), all(range)); }
-inline Bits without_difference(Bits estimate, Bits code, std::uint32_t range) {
-  return subtract(add(estimate, code), all(range));
-}
-
-// -- elements, wherever they lie --------------------------------------------------------------------------------
+// -- elements in memory -----------------------------------------------------------------------------------------
 
 inline const std::uint32_t* words_of(const float* x) { return reinterpret_cast<const std::uint32_t*>(x); }
 inline std::uint32_t* words_of(float* x) { return reinterpret_cast<std::uint32_t*>(x); }
-inline const std::uint16_t* halves_of(const bf16* x) { return reinterpret_cast<const std::uint16_t*>(x); }
-inline std::uint16_t* halves_of(bf16* x) { return reinterpret_cast<std::uint16_t*>(x); }
+inline const std::uint16_t* words_of(const bf16* x) { return reinterpret_cast<const std::uint16_t*>(x); }
+inline std::uint16_t* words_of(bf16* x) { return reinterpret_cast<std::uint16_t*>(x); }
 
-template <StateFormat format>
-Floats load_master(const AdamPiece& p, std::int64_t i) {
-  if constexpr (format == StateFormat::fp32) return floats(load(static_cast<const std::uint32_t*>(p.state.master) + i));
-  if constexpr (has_fp32_weights(format)) return floats(load(words_of(p.fp32_weight) + i));
-  const Bits low = load(static_cast<const std::uint16_t*>(p.state.master) + i);
-  const Bits high = subtract(load(halves_of(p.weight) + i), down<15>(low));
-  return floats(add(up<16>(high), low));
+inline Bits join_master(Bits weight, Bits residual) {
+  return add(up<16>(subtract(weight, down<15>(residual))), residual);
 }
-/// No NaN.
 template <StateFormat format>
-void store_master(const AdamPiece& p, std::int64_t i, Floats master) {
-  if constexpr (has_fp32_weights(format)) {
-    store(words_of(p.fp32_weight) + i, bits_of(master));
-  } else {
-    store(halves_of(p.weight) + i, down<16>(add(bits_of(master), all(0x8000))));
-    using Word = std::conditional_t<format == StateFormat::fp32, std::uint32_t, std::uint16_t>;
-    store(static_cast<Word*>(p.state.master) + i, bits_of(master));
+Bits load_master(const AdamPiece& p, std::int64_t i) {
+  if constexpr (format == StateFormat::fp32) return load(static_cast<const std::uint32_t*>(p.state.master) + i);
+  if constexpr (has_fp32_weights(format)) return load(words_of(p.fp32_weight) + i);
+  return join_master(load(words_of(p.weight) + i), load(static_cast<const std::uint16_t*>(p.state.master) + i));
+}
+
+/// Elements of a group in order: those of a vector follow one another.
+struct InOrder {
+  template <StateFormat format>
+  static void load_masters(const AdamPiece& p, std::int64_t i, Group& x) {
+    for (int j = 0; j < vectors; ++j) x[j] = load_master<format>(p, i + j * lanes);
   }
-}
-template <StateFormat format>
-Floats load_gradient(const AdamPiece& p, std::int64_t i) {
-  if constexpr (has_fp32_weights(format)) return floats(load(words_of(p.fp32_gradient) + i));
-  return floats(up<16>(load(halves_of(p.gradient) + i)));
-}
+  /// No NaN.
+  template <StateFormat format>
+  static void store_masters(const AdamPiece& p, std::int64_t i, const Group& x) {
+    for (int j = 0; j < vectors; ++j) {
+      if constexpr (has_fp32_weights(format)) {
+        store(words_of(p.fp32_weight) + i + j * lanes, x[j]);
+      } else {
+        using Word = std::conditional_t<format == StateFormat::fp32, std::uint32_t, std::uint16_t>;
+        store(words_of(p.weight) + i + j * lanes, down<16>(add(x[j], all(0x8000))));
+        store(static_cast<Word*>(p.state.master) + i + j * lanes, x[j]);
+      }
+    }
+  }
+  template <StateFormat format>
+  static void load_gradients(const AdamPiece& p, std::int64_t i, Group& x) {
+    for (int j = 0; j < vectors; ++j) {
+      if constexpr (has_fp32_weights(format)) {
+        x[j] = load(words_of(p.fp32_gradient) + i + j * lanes);
+      } else {
+        x[j] = up<16>(load(words_of(p.gradient) + i + j * lanes));
+      }
+    }
+  }
+  template <StateFormat format, class Word>
+  static void load_moments(const Word* moments, Group& x) {
+    for (int j = 0; j < vectors; ++j) x[j] = up<bits_below<format>>(load(moments + j * lanes));
+  }
+  template <StateFormat format, class Word>
+  static void store_moments(Word* moments, const Group& x) {
+    for (int j = 0; j < vectors; ++j) store(moments + j * lanes, down<bits_below<format>>(x[j]));
+  }
+  /// Random bits that are added below bf16 moments.
+  static void draw_bf16(const MomentBits& random, std::uint64_t index, Group& of_m, Group& of_v) {
+    constexpr int drawn = 32 / lanes;
+    for (int j = 0; j < vectors; j += drawn) {
+      Bits words[drawn];
+      draw(random, (index + static_cast<std::uint64_t>(j * lanes)) / numerics::elements_per_block, words);
+      for (int i = 0; i < drawn; ++i) {
+        of_m[j + i] = both(words[i], all(0xffff));
+        of_v[j + i] = down<16>(words[i]);
+      }
+    }
+  }
+  /// Increments of moments in bytes.
+  static void draw_codes(const MomentBits& random, std::uint64_t index, Group& of_m, Group& of_v) {
+    Bits words[32 / lanes];
+    draw(random, index / numerics::coded_elements_per_block, words);
+    for (int j = 0; j < vectors; ++j) {
+      of_m[j] = increment(halves(words[j / 2], j % 2));
+      of_v[j] = increment(halves(exchanged(words[j / 2]), j % 2));
+    }
+  }
+  static Bytes narrow(const Group& x, std::uint32_t most) { return narrow_in_order(x, most); }
+};
 
 // -- the update -------------------------------------------------------------------------------------------------
 
 /// A group after an update, nothing of it stored.
 struct NewGroup {
-  Floats m[vectors], v[vectors], master[vectors];
-  Group stored_m, stored_v;
+  Group m, v, master;        ///< fp32
+  Group stored_m, stored_v;  ///< with bits below
   Exponents exponents;
 };
 
 /// Rounds new moments to what is stored.
-template <StateFormat format>
+template <StateFormat format, class Layout>
 void round_moments(const AdamPiece& p, std::int64_t first, const Constants& k, NewGroup& next) {
-  constexpr int drawn = 32 / lanes;
   const std::uint64_t index = p.index + static_cast<std::uint64_t>(first);
+  Group random_m, random_v;
   if constexpr (format == StateFormat::bf16_moments) {
-    for (int j = 0; j < vectors; j += drawn) {
-      Bits words[drawn];
-      draw(k.random, (index + static_cast<std::uint64_t>(j * lanes)) / numerics::elements_per_block, words);
-      for (int i = 0; i < drawn; ++i) {
-        next.stored_m[j + i] = down<16>(add(bits_of(next.m[j + i]), both(words[i], all(0xffff))));
-        next.stored_v[j + i] = down<16>(add(bits_of(next.v[j + i]), down<16>(words[i])));
-      }
+    Layout::draw_bf16(k.random, index, random_m, random_v);
+    for (int j = 0; j < vectors; ++j) {
+      next.stored_m[j] = add(next.m[j], random_m[j]);
+      next.stored_v[j] = add(next.v[j], random_v[j]);
     }
   } else if constexpr (format == StateFormat::byte_moments) {
-    Bits largest_m = magnitude_of(next.m[0]), largest_v = magnitude_of(next.v[0]);
+    Layout::draw_codes(k.random, index, random_m, random_v);
+    Bits largest_m = magnitude_of(floats(next.m[0])), largest_v = magnitude_of(floats(next.v[0]));
     for (int j = 1; j < vectors; ++j) {
-      largest_m = larger(largest_m, magnitude_of(next.m[j]));
-      largest_v = larger(largest_v, magnitude_of(next.v[j]));
+      largest_m = larger(largest_m, magnitude_of(floats(next.m[j])));
+      largest_v = larger(largest_v, magnitude_of(floats(next.v[j])));
     }
     next.exponents = {numerics::m_exponent(largest_of(largest_m)), numerics::v_exponent(largest_of(largest_v))};
-    const Scales scales(next.exponents);
-    Bits words[drawn];
-    draw(k.random, index / numerics::coded_elements_per_block, words);
+    const Floats scale = power(254 - next.exponents.m);
+    const Bits base = all(numerics::v_base(next.exponents.v));
     for (int j = 0; j < vectors; ++j) {
-      const Bits word = words[j / 2];
-      next.stored_m[j] = code_of_m(next.m[j], scales.inverse_m, increment(halves(word, j % 2)));
-      next.stored_v[j] = code_of_v(next.v[j], scales.v, increment(halves(exchanged(word), j % 2)));
+      const Bits relative = bits_of(mul(floats(magnitude_of(floats(next.m[j]))), scale));
+      next.stored_m[j] = with_sign(place_of_m(relative, random_m[j]), next.m[j]);
+      const Bits v = magnitude_of(floats(next.v[j]));
+      next.stored_v[j] = zero_where_zero(place_of_v(v, base, random_v[j]), floats(v));
     }
   } else {
     for (int j = 0; j < vectors; ++j) {
-      next.stored_m[j] = bits_of(next.m[j]);
-      next.stored_v[j] = bits_of(next.v[j]);
+      next.stored_m[j] = next.m[j];
+      next.stored_v[j] = next.v[j];
     }
   }
 }
 
 /// Returns false, with nothing stored, where an element becomes NaN.
-template <StateFormat format>
+template <StateFormat format, class Layout>
 bool record_group(const UndoBlock& b, std::int64_t first, const Constants& k, EscapeLists& lists) {
   const AdamPiece& p = b.piece;
   auto* const m = moments_at<format>(p.state.m, first);
   auto* const v = moments_at<format>(p.state.v, first);
-  const Scales old(exponents_of<format>(p, first));
+  const Exponents old_exponents = exponents_of<format>(p, first);
+  Group old_m, old_v, old_master, gradient;
+  Layout::template load_moments<format>(m, old_m);
+  Layout::template load_moments<format>(v, old_v);
+  Layout::template load_masters<format>(p, first, old_master);
+  Layout::template load_gradients<format>(p, first, gradient);
   NewGroup next;
   Group of_m, of_v, of_master;
   unsigned nan = 0;
   for (int j = 0; j < vectors; ++j) {
-    const int i = j * lanes;
-    const Floats before = load_master<format>(p, first + i);
-    const Step step = step_of(read_m<format>(load(m + i), old), read_v<format>(load(v + i), old),
-                              load_gradient<format>(p, first + i), k.c);
-    next.m[j] = step.m;
-    next.v[j] = step.v;
-    next.master[j] = moved(before, step.direction, k.c);
-    nan |= nan_lanes(next.master[j]);
-    of_master[j] = difference(bits_of(before), bits_of(estimate_master(next.master[j], step.direction, k)),
-                              numerics::master_range);
+    const Step step = step_of(read_m<format>(old_m[j], old_exponents), read_v<format>(old_v[j], old_exponents),
+                              floats(gradient[j]), k.c);
+    const Floats master = moved(floats(old_master[j]), step.direction, k.c);
+    next.m[j] = bits_of(step.m);
+    next.v[j] = bits_of(step.v);
+    next.master[j] = bits_of(master);
+    nan |= nan_lanes(master);
+    const Bits estimate = bits_of(estimate_master(master, step.direction, k));
+    of_master[j] = add(subtract(old_master[j], estimate), all(numerics::master_range));
   }
   if (nan != 0) [[unlikely]]
     return false;
-  round_moments<format>(p, first, k, next);
-  const Scales scales(next.exponents);
+  round_moments<format, Layout>(p, first, k, next);
+  const Scales scales(next.exponents, old_exponents, k);
   for (int j = 0; j < vectors; ++j) {
-    const int i = j * lanes;
-    const Floats g = mul(load_gradient<format>(p, first + i), k.c.gradient_scale);
-    const Floats before_m = estimate_m<format>(read_m<format>(next.stored_m[j], scales), g, k);
-    const Floats before_v = estimate_v<format>(read_v<format>(next.stored_v[j], scales), g, k);
-    of_m[j] = difference(load(m + i), stored_m<format>(before_m, old), numerics::moment_range);
-    of_v[j] = difference(load(v + i), stored_v<format>(before_v, old), numerics::moment_range);
+    const Floats g = mul(floats(gradient[j]), k.c.gradient_scale);
+    const Bits clear = all(~mask_below<format>);
+    of_m[j] = difference<format>(old_m[j], estimate_m<format>(both(next.stored_m[j], clear), g, scales, k));
+    of_v[j] = difference<format>(old_v[j], estimate_v<format>(both(next.stored_v[j], clear), g, scales, k));
   }
-  const Escapes escapes = store_codes(b.codes + first, of_m, of_v, of_master);
+  const Escapes escapes = store_codes(b.codes + first, Layout::narrow(of_m, numerics::moment_escape),
+                                      Layout::narrow(of_v, numerics::moment_escape),
+                                      Layout::narrow(of_master, numerics::master_escape));
   if (escapes.m != 0) append(escapes.m, lists.m, [&](int j) { return load(m + j * lanes); });
   if (escapes.v != 0) append(escapes.v, lists.v, [&](int j) { return load(v + j * lanes); });
   if (escapes.master != 0) {
-    append(escapes.master, lists.master, [&](int j) { return bits_of(load_master<format>(p, first + j * lanes)); });
+    append(escapes.master, lists.master, [&](int j) { return load_master<format>(p, first + j * lanes); });
   }
-  for (int j = 0; j < vectors; ++j) {
-    store(m + j * lanes, next.stored_m[j]);
-    store(v + j * lanes, next.stored_v[j]);
-    store_master<format>(p, first + j * lanes, next.master[j]);
-  }
+  Layout::template store_moments<format>(m, next.stored_m);
+  Layout::template store_moments<format>(v, next.stored_v);
+  Layout::template store_masters<format>(p, first, next.master);
   store_exponents<format>(p, first, next.exponents);
   return true;
 }
@@ -219,12 +311,12 @@ bool record_group(const UndoBlock& b, std::int64_t first, const Constants& k, Es
 template <StateFormat format>
 constexpr std::int64_t groups_ahead = format == StateFormat::byte_moments ? 6 : 3;
 
-template <StateFormat format>
+template <StateFormat format, class Layout>
 std::int64_t record(const UndoBlock& b, EscapeLists& lists) {
   const Constants k(b);
   for (std::int64_t i = 0; i < layout_quantum; i += undo_group) {
     prefetch_group<format>(b.piece, i + groups_ahead<format> * undo_group);
-    if (!record_group<format>(b, i, k, lists)) return i;
+    if (!record_group<format, Layout>(b, i, k, lists)) return i;
   }
   return layout_quantum;
 }
@@ -241,28 +333,34 @@ void restore_group(const UndoBlock& b, std::int64_t first, const Constants& k, E
   const AdamPiece& p = b.piece;
   auto* const m = moments_at<format>(p.state.m, first);
   auto* const v = moments_at<format>(p.state.v, first);
-  const Scales after(exponents_of<format>(p, first)), old(old_exponents<format>(b, first));
+  const Exponents before = old_exponents<format>(b, first);
+  const Scales scales(exponents_of<format>(p, first), before, k);
   const Escapes escapes = escapes_of(b.codes + first);
+  Group next_m, next_v, master, gradient;
+  InOrder::load_moments<format>(m, next_m);
+  InOrder::load_moments<format>(v, next_v);
+  InOrder::load_masters<format>(p, first, master);
+  InOrder::load_gradients<format>(p, first, gradient);
+  Group old_m, old_v;
+  constexpr int below = bits_below<format>;
   for (int j = 0; j < vectors; ++j) {
-    const int i = j * lanes;
-    const Bits code = load(b.codes + first + i);
-    const Floats gradient = load_gradient<format>(p, first + i);
-    const Floats g = mul(gradient, k.c.gradient_scale);
-    const Bits estimate_of_m = stored_m<format>(estimate_m<format>(read_m<format>(load(m + i), after), g, k), old);
-    const Bits estimate_of_v = stored_v<format>(estimate_v<format>(read_v<format>(load(v + i), after), g, k), old);
-    Bits old_m = without_difference(estimate_of_m, both(code, all(7)), numerics::moment_range);
-    Bits old_v = without_difference(estimate_of_v, both(down<numerics::v_field>(code), all(7)), numerics::moment_range);
-    if (escapes.m != 0) old_m = insert(escapes.m, j, old_m, lists.m);
-    if (escapes.v != 0) old_v = insert(escapes.v, j, old_v, lists.v);
-    const Step step = step_of(read_m<format>(old_m, old), read_v<format>(old_v, old), gradient, k.c);
-    const Floats estimate = estimate_master(load_master<format>(p, first + i), step.direction, k);
-    Bits master = without_difference(bits_of(estimate), down<numerics::master_field>(code), numerics::master_range);
-    if (escapes.master != 0) master = insert(escapes.master, j, master, lists.master);
-    store(m + i, old_m);
-    store(v + i, old_v);
-    store_master<format>(p, first + i, floats(master));
+    const Bits code = load(b.codes + first + j * lanes);
+    const Floats g = mul(floats(gradient[j]), k.c.gradient_scale);
+    old_m[j] = old_moment<format>(estimate_m<format>(next_m[j], g, scales, k), both(code, all(7)));
+    old_v[j] = old_moment<format>(estimate_v<format>(next_v[j], g, scales, k),
+                                  both(down<numerics::v_field>(code), all(7)));
+    if (escapes.m != 0) old_m[j] = up<below>(insert(escapes.m, j, down<below>(old_m[j]), lists.m));
+    if (escapes.v != 0) old_v[j] = up<below>(insert(escapes.v, j, down<below>(old_v[j]), lists.v));
+    const Step step =
+        step_of(read_m<format>(old_m[j], before), read_v<format>(old_v[j], before), floats(gradient[j]), k.c);
+    const Bits estimate = bits_of(estimate_master(floats(master[j]), step.direction, k));
+    master[j] = subtract(add(estimate, down<numerics::master_field>(code)), all(numerics::master_range));
+    if (escapes.master != 0) master[j] = insert(escapes.master, j, master[j], lists.master);
   }
-  store_exponents<format>(p, first, old_exponents<format>(b, first));
+  InOrder::store_moments<format>(m, old_m);
+  InOrder::store_moments<format>(v, old_v);
+  InOrder::store_masters<format>(p, first, master);
+  store_exponents<format>(p, first, before);
 }
 
 template <StateFormat format>
@@ -275,9 +373,13 @@ void restore(const UndoBlock& b, const EscapeLists& lists, std::int64_t count) {
   }
 }
 
-inline std::int64_t record_block(const UndoBlock& b, EscapeLists& lists) {
+/// `Layout`: of vectors of elements whose moments are rounded.
+template <class Layout>
+std::int64_t record_block(const UndoBlock& b, EscapeLists& lists) {
   std::int64_t updated = 0;
-  with_adamw_format(b.piece, [&]<StateFormat format>(Format<format>) { updated = record<format>(b, lists); });
+  with_adamw_format(b.piece, [&]<StateFormat format>(Format<format>) {
+    updated = record<format, std::conditional_t<rounds_moments(format), Layout, InOrder>>(b, lists);
+  });
   return updated;
 }
 inline void restore_block(const UndoBlock& b, const EscapeLists& lists, std::int64_t count) {

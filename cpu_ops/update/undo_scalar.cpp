@@ -62,9 +62,8 @@ Updated update(const Stored& old, Exponents e, float g, const AdamCoefficients& 
 /// Estimates of what is stored of the moments before an update, from what is stored of those after it.
 template <StateFormat format>
 Stored estimate_moments(const Stored& next, Exponents after, float g, Exponents old, const UndoBlock& b) {
-  const float m = numerics::estimate_m<format>(numerics::read_m<format>(next.m, after.m), g, b.c, b.inverse);
-  const float v = numerics::estimate_v<format>(numerics::read_v<format>(next.v, after.v), g, b.c, b.inverse);
-  return {numerics::stored_m<format>(m, old.m), numerics::stored_v<format>(v, old.v), 0};
+  return {numerics::estimate_stored_m<format>(next.m, after.m, g, b.c, b.inverse, old.m),
+          numerics::estimate_stored_v<format>(next.v, after.v, g, b.c, b.inverse, old.v), 0};
 }
 
 /// Rounds the moments of a group to what is stored. Returns their exponents.
@@ -121,8 +120,8 @@ bool record_group(const UndoBlock& b, std::int64_t first, EscapeLists& lists) {
     const Stored moments =
         estimate_moments<format>(stored[i], e, scaled_gradient<format>(b, first + i), old_exponents, b);
     const float master = numerics::estimate_master(bits_float(stored[i].master), next[i].direction, b.c, b.inverse);
-    const std::uint32_t code = numerics::undo_code(numerics::moment_difference(old.m, moments.m),
-                                                   numerics::moment_difference(old.v, moments.v),
+    const std::uint32_t code = numerics::undo_code(numerics::moment_difference<format>(old.m, moments.m),
+                                                   numerics::moment_difference<format>(old.v, moments.v),
                                                    numerics::master_difference(old.master, float_bits(master)));
     if (numerics::m_escapes(code)) append(lists.m, old.m);
     if (numerics::v_escapes(code)) append(lists.v, old.v);
@@ -147,8 +146,8 @@ void restore_group(const UndoBlock& b, std::int64_t first, EscapeCursors& lists)
     const float g = scaled_gradient<format>(b, first + i);
     const Stored next = load<format>(b.piece, first, i);
     Stored old = estimate_moments<format>(next, after, g, e, b);
-    old.m = numerics::m_escapes(code) ? *lists.m++ : numerics::old_m(old.m, code);
-    old.v = numerics::v_escapes(code) ? *lists.v++ : numerics::old_v(old.v, code);
+    old.m = numerics::m_escapes(code) ? *lists.m++ : numerics::old_m<format>(old.m, code);
+    old.v = numerics::v_escapes(code) ? *lists.v++ : numerics::old_v<format>(old.v, code);
     const float direction = update<format>(old, e, g, b.c).direction;
     const float master = numerics::estimate_master(bits_float(next.master), direction, b.c, b.inverse);
     old.master = numerics::master_escapes(code) ? *lists.master++ : numerics::old_master(float_bits(master), code);
