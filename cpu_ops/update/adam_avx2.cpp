@@ -140,7 +140,8 @@ void adamw_coded(const AdamPiece& p, std::int64_t i, const Coefficients& c, cons
   Moments moments[vectors];
   __m256i largest_m = _mm256_setzero_si256(), largest_v = _mm256_setzero_si256();
   for (int j = 0; j < vectors; ++j) {
-    const Moments old{decode_m(load_codes(of_m.codes + 8 * j), m_scale), decode_v(load_codes(of_v.codes + 8 * j), v_base)};
+    const Moments old{decode_m(load_codes(of_m.codes + 8 * j), m_scale),
+                      decode_v(load_codes(of_v.codes + 8 * j), v_base)};
     moments[j] = adamw_eight<StateFormat::byte_moments>(p, i + 8 * j, c, old);
     largest_m = _mm256_max_epu32(largest_m, magnitude_of(moments[j].m));
     largest_v = _mm256_max_epu32(largest_v, magnitude_of(moments[j].v));

@@ -1,5 +1,6 @@
 #pragma once
-// AVX-512 for updates: what their kernels share. Included behind the headers that they need, where the target is AVX-512.
+// AVX-512 for updates: what their kernels share. Included behind the headers that they need, where the target is
+// AVX-512.
 #include <immintrin.h>
 
 #include "cpu_ops/update/adam_kernels.hpp"

@@ -34,10 +34,6 @@ inline Floats fma(Floats a, Floats b, Floats c) { return _mm256_fmadd_ps(a, b, c
 /// c - a * b
 inline Floats fma_negated(Floats a, Floats b, Floats c) { return _mm256_fnmadd_ps(a, b, c); }
 inline Floats smaller(Floats a, Floats b) { return _mm256_min_ps(a, b); }
-/// 0 where a < b, else x.
-inline Floats zero_where_less(Floats x, Floats a, Floats b) {
-  return _mm256_and_ps(_mm256_cmp_ps(a, b, _CMP_NLT_UQ), x);
-}
 /// A bit for each lane with a NaN.
 inline unsigned nan_lanes(Floats x) {
   return static_cast<unsigned>(_mm256_movemask_ps(_mm256_cmp_ps(x, x, _CMP_UNORD_Q)));
@@ -52,9 +48,13 @@ inline Bits larger_signed(Bits a, Bits b) { return _mm256_max_epi32(a, b); }
 inline Bits smaller(Bits a, Bits b) { return _mm256_min_epu32(a, b); }
 /// a | (b & mask)
 inline Bits or_masked(Bits a, Bits b, Bits mask) { return _mm256_or_si256(a, both(b, mask)); }
-/// 0 where the bits of `of` are those of 0, else x.
-inline Bits zero_where_zero(Bits x, Floats of) {
-  return _mm256_andnot_si256(_mm256_cmpeq_epi32(bits_of(of), _mm256_setzero_si256()), x);
+/// 0 where `of` is 0, else x.
+inline Bits zero_where_zero(Bits x, Bits of) {
+  return _mm256_andnot_si256(_mm256_cmpeq_epi32(of, _mm256_setzero_si256()), x);
+}
+/// x - y where a > b as signed numbers, else z.
+inline Bits subtract_where_greater(Bits a, Bits b, Bits x, Bits y, Bits z) {
+  return _mm256_blendv_epi8(z, subtract(x, y), _mm256_cmpgt_epi32(a, b));
 }
 template <int n>
 Bits up(Bits x) {
@@ -109,17 +109,16 @@ inline std::uint64_t equal(__m256i bytes, std::uint32_t x) {
   const __m256i same = _mm256_cmpeq_epi8(bytes, _mm256_set1_epi8(static_cast<char>(x)));
   return static_cast<std::uint32_t>(_mm256_movemask_epi8(same));
 }
-inline Escapes store_codes(std::uint8_t* codes, const Bytes& of_m, const Bytes& of_v, const Bytes& of_master) {
-  Escapes escapes{};
+/// A bit for each byte that is `x`.
+inline std::uint64_t equal(const Bytes& bytes, std::uint32_t x) {
+  return equal(bytes.of[0], x) | equal(bytes.of[1], x) << 32;
+}
+inline void store_codes(std::uint8_t* codes, const Bytes& of_m, const Bytes& of_v, const Bytes& of_master) {
   for (int j = 0; j < 2; ++j) {
     const __m256i moments = _mm256_or_si256(of_m.of[j], _mm256_slli_epi16(of_v.of[j], numerics::v_field));
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(codes + 32 * j),
                         _mm256_or_si256(moments, _mm256_slli_epi16(of_master.of[j], numerics::master_field)));
-    escapes.m |= equal(of_m.of[j], numerics::moment_escape) << 32 * j;
-    escapes.v |= equal(of_v.of[j], numerics::moment_escape) << 32 * j;
-    escapes.master |= equal(of_master.of[j], numerics::master_escape) << 32 * j;
   }
-  return escapes;
 }
 inline Escapes escapes_of(const std::uint8_t* codes) {
   const auto escaped = [codes](std::uint32_t field) {
@@ -169,9 +168,7 @@ inline Bits insert(std::uint64_t escapes, int j, Bits x, const std::uint32_t*& l
 
 namespace tandem::kernels {
 
-std::int64_t record_avx2(const UndoBlock& block, EscapeLists& lists) {
-  return record_block<InOrder>(block, lists);
-}
+std::int64_t record_avx2(const UndoBlock& block, EscapeLists& lists) { return record_block<InOrder>(block, lists); }
 void restore_avx2(const UndoBlock& block, const EscapeLists& lists, std::int64_t count) {
   restore_block(block, lists, count);
 }

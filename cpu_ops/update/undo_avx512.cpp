@@ -35,10 +35,6 @@ inline Floats fma(Floats a, Floats b, Floats c) { return _mm512_fmadd_ps(a, b, c
 /// c - a * b
 inline Floats fma_negated(Floats a, Floats b, Floats c) { return _mm512_fnmadd_ps(a, b, c); }
 inline Floats smaller(Floats a, Floats b) { return _mm512_min_ps(a, b); }
-/// 0 where a < b, else x.
-inline Floats zero_where_less(Floats x, Floats a, Floats b) {
-  return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(a, b, _CMP_NLT_UQ), x);
-}
 /// A bit for each lane with a NaN.
 inline unsigned nan_lanes(Floats x) { return _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q); }
 
@@ -49,9 +45,11 @@ inline Bits both(Bits a, Bits b) { return _mm512_and_si512(a, b); }
 inline Bits larger(Bits a, Bits b) { return _mm512_max_epu32(a, b); }
 inline Bits larger_signed(Bits a, Bits b) { return _mm512_max_epi32(a, b); }
 inline Bits smaller(Bits a, Bits b) { return _mm512_min_epu32(a, b); }
-/// 0 where the bits of `of` are those of 0, else x.
-inline Bits zero_where_zero(Bits x, Floats of) {
-  return _mm512_maskz_mov_epi32(_mm512_test_epi32_mask(bits_of(of), bits_of(of)), x);
+/// 0 where `of` is 0, else x.
+inline Bits zero_where_zero(Bits x, Bits of) { return _mm512_maskz_mov_epi32(_mm512_test_epi32_mask(of, of), x); }
+/// x - y where a > b as signed numbers, else z.
+inline Bits subtract_where_greater(Bits a, Bits b, Bits x, Bits y, Bits z) {
+  return _mm512_mask_sub_epi32(z, _mm512_cmpgt_epi32_mask(a, b), x, y);
 }
 inline std::uint32_t largest_of(Bits x) { return _mm512_reduce_max_epu32(x); }
 template <int n>
@@ -81,9 +79,7 @@ inline void store(std::uint32_t* p, Bits x) { _mm512_storeu_si512(p, x); }
 inline void store(std::uint16_t* p, Bits x) {
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(x));
 }
-inline void store(std::uint8_t* p, Bits x) {
-  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(x));
-}
+inline void store(std::uint8_t* p, Bits x) { _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(x)); }
 
 /// Random words of eight blocks, in order.
 inline void draw(const MomentBits& random, std::uint64_t block, Bits (&words)[2]) {
@@ -112,16 +108,15 @@ inline Bytes narrow_in_order(const Group& x, std::uint32_t most) {
   const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
   return at_most(_mm512_permutexvar_epi32(order, dealt), most);
 }
-inline std::uint64_t equal(__m512i bytes, std::uint32_t x) {
+/// A bit for each byte that is `x`.
+inline std::uint64_t equal(Bytes bytes, std::uint32_t x) {
   return _mm512_cmpeq_epi8_mask(bytes, _mm512_set1_epi8(static_cast<char>(x)));
 }
-inline Escapes store_codes(std::uint8_t* codes, Bytes of_m, Bytes of_v, Bytes of_master) {
+inline void store_codes(std::uint8_t* codes, Bytes of_m, Bytes of_v, Bytes of_master) {
   constexpr int three_way_or = 0xfe;
   const __m512i code = _mm512_ternarylogic_epi32(of_m, _mm512_slli_epi16(of_v, numerics::v_field),
                                                  _mm512_slli_epi16(of_master, numerics::master_field), three_way_or);
   _mm512_storeu_si512(codes, code);
-  return {equal(of_m, numerics::moment_escape), equal(of_v, numerics::moment_escape),
-          equal(of_master, numerics::master_escape)};
 }
 inline Escapes escapes_of(const std::uint8_t* codes) {
   const __m512i code = _mm512_loadu_si512(codes);
@@ -162,8 +157,8 @@ namespace tandem::kernels {
 
 namespace {
 
-/// Elements of a group with the even and the odd ones of each 32 apart, as adam_avx512.cpp has them. Arrays of 16 bits an
-/// element, and of a byte.
+/// Elements of a group with the even and the odd ones of each 32 apart, as adam_avx512.cpp has them. Arrays of 16 bits
+/// an element, and of a byte.
 struct Apart {
   template <StateFormat>
   static void load_masters(const AdamPiece& p, std::int64_t i, Group& x) {
@@ -204,18 +199,32 @@ struct Apart {
       split({down<16>(words.even), down<16>(words.odd)}, of_v + 2 * j);
     }
   }
-  static void draw_codes(const MomentBits& random, std::uint64_t index, Group& of_m, Group& of_v) {
-    const TwoVectors words = random.words(index / numerics::coded_elements_per_block);
-    for (int j = 0; j < 2; ++j) {
-      split(increments(words.of[j]), of_m + 2 * j);
-      split(increments(exchanged(words.of[j])), of_v + 2 * j);
-    }
+  static TwoVectors draw_codes(const MomentBits& random, std::uint64_t index) {
+    return random.words(index / numerics::coded_elements_per_block);
+  }
+  static void increments(const TwoVectors& words, int j, Bits& of_m, Bits& of_v) {
+    const EvenOdd m = kernels::increments(words.of[j / 2]), v = kernels::increments(exchanged(words.of[j / 2]));
+    of_m = j % 2 == 0 ? m.even : m.odd;
+    of_v = j % 2 == 0 ? v.even : v.odd;
   }
   static Bytes narrow(const Group& x, std::uint32_t most) {
     const __m512i dealt = _mm512_packs_epi16(_mm512_packs_epi32(x[0], x[2]), _mm512_packs_epi32(x[1], x[3]));
     // In each 128 bits now 4 bytes each of even and of odd elements of the first 32 and then of the second.
     const __m512i evens_and_odds = _mm512_set4_epi32(0x0f070e06, 0x0d050c04, 0x0b030a02, 0x09010800);
     return at_most(in_order(_mm512_shuffle_epi8(dealt, evens_and_odds)), most);
+  }
+
+  template <StateFormat format>
+  static Bytes narrow_moments(const Group& x) {
+    if constexpr (format == StateFormat::byte_moments) {
+      constexpr int below = numerics::below_code;
+      return narrow(
+          {down_signed<below>(x[0]), down_signed<below>(x[1]), down_signed<below>(x[2]), down_signed<below>(x[3])},
+          numerics::moment_escape);
+    } else {
+      const __m512i dealt = _mm512_packs_epi16(narrow_both({x[0], x[1]}), narrow_both({x[2], x[3]}));
+      return at_most(in_order(dealt), numerics::moment_escape);
+    }
   }
 
  private:
@@ -231,9 +240,7 @@ struct Apart {
 
 }  // namespace
 
-std::int64_t record_avx512(const UndoBlock& block, EscapeLists& lists) {
-  return record_block<Apart>(block, lists);
-}
+std::int64_t record_avx512(const UndoBlock& block, EscapeLists& lists) { return record_block<Apart>(block, lists); }
 void restore_avx512(const UndoBlock& block, const EscapeLists& lists, std::int64_t count) {
   restore_block(block, lists, count);
 }

@@ -66,7 +66,8 @@ void write_lists(const AdamPiece& block, std::byte* pool, const EscapeLists& lis
 void read_lists(const AdamPiece& block, const std::byte* pool, const UndoCounts& counts, EscapeLists& lists) {
   with_adamw_format(block, [&]<StateFormat format>(Format<format>) {
     using Word = typename MomentWord<format>::type;
-    read<std::uint32_t>(read<Word>(read<Word>(pool, counts.m, lists.m), counts.v, lists.v), counts.master, lists.master);
+    read<std::uint32_t>(read<Word>(read<Word>(pool, counts.m, lists.m), counts.v, lists.v), counts.master,
+                        lists.master);
   });
 }
 

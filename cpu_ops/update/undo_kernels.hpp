@@ -1,6 +1,6 @@
 #pragma once
-// AdamW on a block of `layout_quantum` elements with the record that takes it back (core/numerics/undo.hpp), for one instruction
-// set and one thread each. All give the same bits and the same record.
+// AdamW on a block of `layout_quantum` elements with the record that takes it back (core/numerics/undo.hpp), for one
+// instruction set and one thread each. All give the same bits and the same record.
 #include <cstdint>
 
 #include "core/base/error.hpp"
@@ -32,8 +32,8 @@ struct UndoBlock {
   const std::uint8_t* exponents;  ///< old ones of coded moments: those of m before those of v
 };
 
-/// Updates a block, writes its codes, and appends to the lists, which are empty. Returns how many elements from the first on
-/// that were: all, or those before the first group that has a NaN afterwards.
+/// Updates a block, writes its codes, and appends to the lists, which are empty. Returns how many elements from the
+/// first on that were: all, or those before the first group that has a NaN afterwards.
 std::int64_t record_scalar(const UndoBlock& block, EscapeLists& lists);
 std::int64_t record_avx2(const UndoBlock& block, EscapeLists& lists);
 std::int64_t record_avx512(const UndoBlock& block, EscapeLists& lists);

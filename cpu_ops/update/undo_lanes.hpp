@@ -1,6 +1,6 @@
 #pragma once
-// The kernels of undo_kernels.hpp in vectors: one text for all instruction sets. Included behind what an instruction set gives:
-// the types Floats, Bits (32 bits a lane), Group, Coefficients, Step and MomentBits, and functions on them.
+// The kernels of undo_kernels.hpp in vectors: one text for all instruction sets. Included behind what an instruction
+// set gives: the types Floats, Bits (32 bits a lane), Group, Coefficients, Step and MomentBits, and functions on them.
 #include <type_traits>
 
 #include "cpu_ops/update/undo_kernels.hpp"
@@ -23,19 +23,6 @@ struct Constants {
   Coefficients c;
   MomentBits random;
   Floats beta1, beta1_rest, beta2, beta2_rest, undecay;  ///< see AdamInverse
-};
-
-/// Constants of a group whose moments are coded.
-struct Scales {
-  Scales(Exponents after, Exponents before, const Constants& k)
-      : m_after(power(254 - after.m)),
-        m_part(mul(k.c.one_minus_beta1, m_after)),
-        m_ratio(mul(k.beta1, every(numerics::power_between(after.m, before.m)))),
-        v_after(all(numerics::v_base(after.v))),
-        v_before(all(numerics::v_base(before.v))) {}
-  Floats m_after;          ///< makes a new m relative to its block
-  Floats m_part, m_ratio;  ///< see numerics::estimate_m_code
-  Bits v_after, v_before;
 };
 
 // -- moments as they are stored, in the upper bits of a lane ----------------------------------------------------
@@ -81,52 +68,73 @@ Floats read_v(Bits stored, Exponents e) {
   return floats(stored);
 }
 
-/// numerics::estimate_stored_m and _v, with bits below.
+/// An estimate is subtracted from a moment that is raised by this, and so is the least difference that fits a code at
+/// 0, with bits below.
 template <StateFormat format>
-Bits estimate_m(Bits next, Floats g, const Scales& scales, const Constants& k) {
-  const Floats resolution = every(numerics::resolution<format>);
+constexpr std::uint32_t raised = mask_below<format> + (numerics::moment_range << bits_below<format>);
+
+/// Constants of a group by which moments are read and rounded.
+struct Scales {
+  Scales(Exponents after, Exponents before, const Constants& k)
+      : m_after(power(254 - after.m)),
+        m_part(mul(k.c.one_minus_beta1, m_after)),
+        m_ratio(mul(k.beta1, every(numerics::power_between(after.m, before.m)))),
+        v_after(all(numerics::v_base(after.v))),
+        v_least(all(numerics::v_base(after.v) - numerics::resolution<StateFormat::byte_moments>)),
+        v_below(all(raised<StateFormat::byte_moments> - numerics::nearest_increment + numerics::v_base(before.v))) {}
+  Floats m_after;          ///< makes a new m relative to its block
+  Floats m_part, m_ratio;  ///< see numerics::estimate_m_code
+  Bits v_after, v_least;   ///< bases of the new v, and of the least rest that is one
+  Bits v_below;            ///< subtracted from an old v, so that its code is in the upper bits
+};
+
+/// numerics::estimate_stored_m and _v less what moments are raised by, with bits below. `signs`: those of the new m.
+template <StateFormat format>
+Bits estimate_m(Bits next, Bits signs, Floats g, const Scales& scales, const Constants& k) {
+  const Bits none = all(0u - raised<format>);
   if constexpr (format == StateFormat::byte_moments) {
-    const Floats magnitude = relative_m(both(next, all(magnitude_of_code)));
-    const Bits relative = or_masked(bits_of(magnitude), up<4>(next), all(0x80000000u));
+    const Bits magnitude = bits_of(relative_m(both(next, all(magnitude_of_code))));
+    const Bits relative = or_masked(magnitude, signs, all(0x80000000u));
     const Floats rest = fma_negated(scales.m_part, g, floats(relative));
-    const Bits before = bits_of(
-        zero_where_less(mul(rest, scales.m_ratio), floats(magnitude_of(rest)), mul(resolution, magnitude)));
-    return with_sign(place_of_m(magnitude_of(floats(before)), all(numerics::nearest_increment)), before);
+    const Bits remains = magnitude_of(rest);
+    const Bits old = bits_of(mul(floats(remains), scales.m_ratio));
+    const Bits linear = bits_of(sum(floats(old), every(numerics::m_linear_below)));
+    const Bits place = add(larger(linear, add(old, all(numerics::m_binade))),
+                           all(numerics::nearest_increment - numerics::m_linear_bits));
+    const Bits least = subtract(magnitude, all(numerics::resolution<format>));
+    return subtract_where_greater(remains, least, with_sign(place, bits_of(rest)), all(raised<format>), none);
   } else {
     const Floats rest = subtract(floats(next), mul(k.c.one_minus_beta1, g));
-    if constexpr (!rounds_moments(format)) return bits_of(fma(rest, k.beta1, mul(rest, k.beta1_rest)));
-    const Floats least = mul(resolution, floats(magnitude_of(floats(next))));
-    const Floats before = zero_where_less(mul(rest, k.beta1), floats(magnitude_of(rest)), least);
-    return add(bits_of(before), all(0x8000));
+    if constexpr (!rounds_moments(format))
+      return subtract(bits_of(fma(rest, k.beta1, mul(rest, k.beta1_rest))), all(raised<format>));
+    const Bits least = subtract(magnitude_of(floats(next)), all(numerics::resolution<format>));
+    return subtract_where_greater(magnitude_of(rest), least, bits_of(mul(rest, k.beta1)), all(raised<format> - 0x8000),
+                                  none);
   }
 }
 template <StateFormat format>
 Bits estimate_v(Bits next, Floats g, const Scales& scales, const Constants& k) {
-  const Floats v = format == StateFormat::byte_moments ? decode_v(next, scales.v_after) : floats(next);
-  const Floats rest = fma_negated(mul(k.c.one_minus_beta2, g), g, v);
-  const Floats least = mul(every(numerics::resolution<format>), v);
+  const Bits none = all(0u - raised<format>);
+  Bits v = next, least = subtract(next, all(numerics::resolution<format>));
   if constexpr (format == StateFormat::byte_moments) {
-    const Floats before = zero_where_less(mul(rest, k.beta2), rest, least);
-    return zero_where_zero(place_of_v(bits_of(before), scales.v_before, all(numerics::nearest_increment)), before);
-  } else if constexpr (format == StateFormat::bf16_moments) {
-    return add(bits_of(zero_where_less(mul(rest, k.beta2), rest, least)), all(0x8000));
-  } else {
-    return bits_of(zero_where_less(fma(rest, k.beta2, mul(rest, k.beta2_rest)), rest, least));
+    v = bits_of(decode_v(next, scales.v_after));
+    least = bits_of(decode_v(next, scales.v_least));
   }
+  const Floats rest = fma_negated(mul(k.c.one_minus_beta2, g), g, floats(v));
+  if constexpr (!rounds_moments(format)) {
+    const Bits old = bits_of(fma(rest, k.beta2, mul(rest, k.beta2_rest)));
+    return subtract_where_greater(bits_of(rest), least, old, all(raised<format>), none);
+  }
+  const Bits below = format == StateFormat::bf16_moments ? all(raised<format> - 0x8000) : scales.v_below;
+  return subtract_where_greater(bits_of(rest), least, bits_of(mul(rest, k.beta2)), below, none);
 }
 
-/// Difference of a stored moment and its estimate, its least that fits a code at 0.
-template <StateFormat format>
-Bits difference(Bits old, Bits estimate) {
-  if constexpr (!rounds_moments(format)) return add(subtract(old, estimate), all(numerics::moment_range));
-  constexpr std::uint32_t raised = mask_below<format> + (numerics::moment_range << bits_below<format>);
-  return down_signed<bits_below<format>>(subtract(add(old, all(raised)), estimate));
-}
-/// The moment of a difference.
+/// The old moment from an estimate and a difference.
 template <StateFormat format>
 Bits old_moment(Bits estimate, Bits difference) {
-  const Bits from = subtract(up<bits_below<format>>(difference), all(numerics::moment_range << bits_below<format>));
-  return add(both(estimate, all(~mask_below<format>)), from);
+  constexpr int below = bits_below<format>;
+  const Bits floor = both(add(estimate, all(raised<format>)), all(~mask_below<format>));
+  return add(floor, subtract(up<below>(difference), all(numerics::moment_range << below)));
 }
 
 inline Floats estimate_master(Floats next, Floats direction, const Constants& k) {
@@ -200,116 +208,182 @@ struct InOrder {
       }
     }
   }
-  /// Increments of moments in bytes.
-  static void draw_codes(const MomentBits& random, std::uint64_t index, Group& of_m, Group& of_v) {
-    Bits words[32 / lanes];
-    draw(random, index / numerics::coded_elements_per_block, words);
-    for (int j = 0; j < vectors; ++j) {
-      of_m[j] = increment(halves(words[j / 2], j % 2));
-      of_v[j] = increment(halves(exchanged(words[j / 2]), j % 2));
-    }
+  /// Random words of moments in bytes, and their increments.
+  struct Words {
+    Bits of[32 / lanes];
+  };
+  static Words draw_codes(const MomentBits& random, std::uint64_t index) {
+    Words words;
+    draw(random, index / numerics::coded_elements_per_block, words.of);
+    return words;
+  }
+  static void increments(const Words& words, int j, Bits& of_m, Bits& of_v) {
+    of_m = increment(halves(words.of[j / 2], j % 2));
+    of_v = increment(halves(exchanged(words.of[j / 2]), j % 2));
   }
   static Bytes narrow(const Group& x, std::uint32_t most) { return narrow_in_order(x, most); }
+  template <StateFormat format>
+  static Bytes narrow_moments(const Group& x) {
+    Group differences;
+    for (int j = 0; j < vectors; ++j) differences[j] = down_signed<bits_below<format>>(x[j]);
+    return narrow_in_order(differences, numerics::moment_escape);
+  }
 };
 
 // -- the update -------------------------------------------------------------------------------------------------
 
-/// A group after an update, nothing of it stored.
-struct NewGroup {
-  Group m, v, master;        ///< fp32
-  Group stored_m, stored_v;  ///< with bits below
-  Exponents exponents;
+/// A group that is updated, nothing of it stored.
+struct GroupUpdate {
+  Group old_m, old_v, old_master, gradient;
+  Group m, v, master;           ///< new ones, fp32
+  Group stored_m, stored_v;     ///< rounded, with bits below
+  Group of_m, of_v, of_master;  ///< differences
+  Group random_m, random_v;
+  Exponents before, after;
 };
 
-/// Rounds new moments to what is stored.
-template <StateFormat format, class Layout>
-void round_moments(const AdamPiece& p, std::int64_t first, const Constants& k, NewGroup& next) {
-  const std::uint64_t index = p.index + static_cast<std::uint64_t>(first);
-  Group random_m, random_v;
-  if constexpr (format == StateFormat::bf16_moments) {
-    Layout::draw_bf16(k.random, index, random_m, random_v);
-    for (int j = 0; j < vectors; ++j) {
-      next.stored_m[j] = add(next.m[j], random_m[j]);
-      next.stored_v[j] = add(next.v[j], random_v[j]);
-    }
-  } else if constexpr (format == StateFormat::byte_moments) {
-    Layout::draw_codes(k.random, index, random_m, random_v);
-    Bits largest_m = magnitude_of(floats(next.m[0])), largest_v = magnitude_of(floats(next.v[0]));
-    for (int j = 1; j < vectors; ++j) {
-      largest_m = larger(largest_m, magnitude_of(floats(next.m[j])));
-      largest_v = larger(largest_v, magnitude_of(floats(next.v[j])));
-    }
-    next.exponents = {numerics::m_exponent(largest_of(largest_m)), numerics::v_exponent(largest_of(largest_v))};
-    const Floats scale = power(254 - next.exponents.m);
-    const Bits base = all(numerics::v_base(next.exponents.v));
-    for (int j = 0; j < vectors; ++j) {
-      const Bits relative = bits_of(mul(floats(magnitude_of(floats(next.m[j]))), scale));
-      next.stored_m[j] = with_sign(place_of_m(relative, random_m[j]), next.m[j]);
-      const Bits v = magnitude_of(floats(next.v[j]));
-      next.stored_v[j] = zero_where_zero(place_of_v(v, base, random_v[j]), floats(v));
-    }
+/// AdamW on vector `j`. Returns a bit for each element that becomes NaN.
+template <StateFormat format>
+[[gnu::always_inline]] inline unsigned update_vector(GroupUpdate& u, int j, const Constants& k) {
+  const Step step =
+      step_of(read_m<format>(u.old_m[j], u.before), read_v<format>(u.old_v[j], u.before), floats(u.gradient[j]), k.c);
+  const Floats master = moved(floats(u.old_master[j]), step.direction, k.c);
+  u.m[j] = bits_of(step.m);
+  u.v[j] = bits_of(step.v);
+  u.master[j] = bits_of(master);
+  const Bits estimate = bits_of(estimate_master(master, step.direction, k));
+  u.of_master[j] = add(subtract(u.old_master[j], estimate), all(numerics::master_range));
+  return nan_lanes(master);
+}
+
+/// Rounds moments to what is stored.
+template <StateFormat format>
+[[gnu::always_inline]] inline void round_vector(GroupUpdate& u, int j) {
+  if constexpr (format == StateFormat::byte_moments) {
+    const Bits relative = bits_of(mul(floats(magnitude_of(floats(u.m[j]))), power(254 - u.after.m)));
+    u.stored_m[j] = with_sign(place_of_m(relative, u.random_m[j]), u.m[j]);
+    const Bits place = place_of_v(u.v[j], all(numerics::v_base(u.after.v)), u.random_v[j]);
+    u.stored_v[j] = zero_where_zero(place, u.v[j]);
+  } else if constexpr (format == StateFormat::bf16_moments) {
+    u.stored_m[j] = add(u.m[j], u.random_m[j]);
+    u.stored_v[j] = add(u.v[j], u.random_v[j]);
   } else {
-    for (int j = 0; j < vectors; ++j) {
-      next.stored_m[j] = next.m[j];
-      next.stored_v[j] = next.v[j];
-    }
+    u.stored_m[j] = u.m[j];
+    u.stored_v[j] = u.v[j];
   }
 }
 
-/// Returns false, with nothing stored, where an element becomes NaN.
+/// Differences of the old moments from the estimates that the stored ones give.
+template <StateFormat format>
+[[gnu::always_inline]] inline void estimate_vector(GroupUpdate& u, int j, const Scales& scales, const Constants& k) {
+  const Floats g = mul(floats(u.gradient[j]), k.c.gradient_scale);
+  const Bits clear = all(~mask_below<format>);
+  u.of_m[j] = subtract(u.old_m[j], estimate_m<format>(both(u.stored_m[j], clear), u.m[j], g, scales, k));
+  u.of_v[j] = subtract(u.old_v[j], estimate_v<format>(both(u.stored_v[j], clear), g, scales, k));
+}
+
+/// Exponents of blocks from the new moments; no v is below 0.
+inline Exponents new_exponents(const GroupUpdate& u) {
+  Bits m = magnitude_of(floats(u.m[0])), v = u.v[0];
+  for (int j = 1; j < vectors; ++j) {
+    m = larger(m, magnitude_of(floats(u.m[j])));
+    v = larger(v, u.v[j]);
+  }
+  return {numerics::m_exponent(largest_of(m)), numerics::v_exponent(largest_of(v))};
+}
+
+/// Keeps the masters that escape, and stores the new ones. Returns their codes.
 template <StateFormat format, class Layout>
-bool record_group(const UndoBlock& b, std::int64_t first, const Constants& k, EscapeLists& lists) {
-  const AdamPiece& p = b.piece;
-  auto* const m = moments_at<format>(p.state.m, first);
-  auto* const v = moments_at<format>(p.state.v, first);
-  const Exponents old_exponents = exponents_of<format>(p, first);
-  Group old_m, old_v, old_master, gradient;
-  Layout::template load_moments<format>(m, old_m);
-  Layout::template load_moments<format>(v, old_v);
-  Layout::template load_masters<format>(p, first, old_master);
-  Layout::template load_gradients<format>(p, first, gradient);
-  NewGroup next;
-  Group of_m, of_v, of_master;
-  unsigned nan = 0;
-  for (int j = 0; j < vectors; ++j) {
-    const Step step = step_of(read_m<format>(old_m[j], old_exponents), read_v<format>(old_v[j], old_exponents),
-                              floats(gradient[j]), k.c);
-    const Floats master = moved(floats(old_master[j]), step.direction, k.c);
-    next.m[j] = bits_of(step.m);
-    next.v[j] = bits_of(step.v);
-    next.master[j] = bits_of(master);
-    nan |= nan_lanes(master);
-    const Bits estimate = bits_of(estimate_master(master, step.direction, k));
-    of_master[j] = add(subtract(old_master[j], estimate), all(numerics::master_range));
-  }
-  if (nan != 0) [[unlikely]]
-    return false;
-  round_moments<format, Layout>(p, first, k, next);
-  const Scales scales(next.exponents, old_exponents, k);
-  for (int j = 0; j < vectors; ++j) {
-    const Floats g = mul(floats(gradient[j]), k.c.gradient_scale);
-    const Bits clear = all(~mask_below<format>);
-    of_m[j] = difference<format>(old_m[j], estimate_m<format>(both(next.stored_m[j], clear), g, scales, k));
-    of_v[j] = difference<format>(old_v[j], estimate_v<format>(both(next.stored_v[j], clear), g, scales, k));
-  }
-  const Escapes escapes = store_codes(b.codes + first, Layout::narrow(of_m, numerics::moment_escape),
-                                      Layout::narrow(of_v, numerics::moment_escape),
-                                      Layout::narrow(of_master, numerics::master_escape));
-  if (escapes.m != 0) append(escapes.m, lists.m, [&](int j) { return load(m + j * lanes); });
-  if (escapes.v != 0) append(escapes.v, lists.v, [&](int j) { return load(v + j * lanes); });
-  if (escapes.master != 0) {
-    append(escapes.master, lists.master, [&](int j) { return load_master<format>(p, first + j * lanes); });
-  }
-  Layout::template store_moments<format>(m, next.stored_m);
-  Layout::template store_moments<format>(v, next.stored_v);
-  Layout::template store_masters<format>(p, first, next.master);
-  store_exponents<format>(p, first, next.exponents);
-  return true;
+[[gnu::always_inline]] inline Bytes end_masters(const AdamPiece& p, std::int64_t first, const GroupUpdate& u,
+                                                EscapeLists& lists) {
+  const Bytes codes = Layout::narrow(u.of_master, numerics::master_escape);
+  const std::uint64_t escapes = equal(codes, numerics::master_escape);
+  if (escapes != 0) append(escapes, lists.master, [&](int j) { return load_master<format>(p, first + j * lanes); });
+  Layout::template store_masters<format>(p, first, u.master);
+  return codes;
+}
+
+/// Keeps the moments that escape, and stores the new ones. Returns their codes.
+template <StateFormat format, class Layout, class Word>
+[[gnu::always_inline]] inline Bytes end_moment(Word* moments, const Group& differences, const Group& stored,
+                                               EscapeList& list) {
+  const Bytes codes = Layout::template narrow_moments<format>(differences);
+  const std::uint64_t escapes = equal(codes, numerics::moment_escape);
+  if (escapes != 0) append(escapes, list, [&](int j) { return load(moments + j * lanes); });
+  Layout::template store_moments<format>(moments, stored);
+  return codes;
+}
+
+template <StateFormat format, class Layout>
+[[gnu::always_inline]] inline void load_group(const AdamPiece& p, std::int64_t first, GroupUpdate& u) {
+  u.before = exponents_of<format>(p, first);
+  Layout::template load_moments<format>(moments_at<format>(p.state.m, first), u.old_m);
+  Layout::template load_moments<format>(moments_at<format>(p.state.v, first), u.old_v);
+  Layout::template load_masters<format>(p, first, u.old_master);
+  Layout::template load_gradients<format>(p, first, u.gradient);
 }
 
 /// Groups ahead of the one at work that are asked for.
 template <StateFormat format>
 constexpr std::int64_t groups_ahead = format == StateFormat::byte_moments ? 6 : 3;
+
+/// Rounds what has no exponents to share, all of a vector at once, so that other vectors are worked on while one is
+/// divided. Returns whether an element becomes NaN.
+template <StateFormat format, class Layout>
+[[gnu::always_inline]] inline bool update_group(const AdamPiece& p, std::int64_t first, const Constants& k,
+                                                GroupUpdate& u) {
+  if constexpr (format == StateFormat::bf16_moments) {
+    Layout::draw_bf16(k.random, p.index + static_cast<std::uint64_t>(first), u.random_m, u.random_v);
+  }
+  const Scales scales({}, {}, k);
+  unsigned nan = 0;
+  for (int j = 0; j < vectors; ++j) {
+    nan |= update_vector<format>(u, j, k);
+    round_vector<format>(u, j);
+    estimate_vector<format>(u, j, scales, k);
+  }
+  return nan != 0;
+}
+
+/// Rounds moments to codes, which have the exponents of the whole group.
+template <class Layout>
+[[gnu::always_inline]] inline void code_group(const AdamPiece& p, std::int64_t first, const Constants& k,
+                                              GroupUpdate& u) {
+  constexpr StateFormat format = StateFormat::byte_moments;
+  const auto words = Layout::draw_codes(k.random, p.index + static_cast<std::uint64_t>(first));
+  u.after = new_exponents(u);
+  const Scales scales(u.after, u.before, k);
+  for (int j = 0; j < vectors; ++j) {
+    Layout::increments(words, j, u.random_m[j], u.random_v[j]);
+    round_vector<format>(u, j);
+    estimate_vector<format>(u, j, scales, k);
+  }
+}
+
+/// Updates a group and writes its record. Returns false, with nothing stored, where an element becomes NaN.
+template <StateFormat format, class Layout>
+bool record_group(const UndoBlock& b, std::int64_t first, const Constants& k, EscapeLists& lists) {
+  const AdamPiece& p = b.piece;
+  GroupUpdate u;
+  load_group<format, Layout>(p, first, u);
+  bool nan = false;
+  if constexpr (format == StateFormat::byte_moments) {
+    unsigned lanes_with_nan = 0;
+    for (int j = 0; j < vectors; ++j) lanes_with_nan |= update_vector<format>(u, j, k);
+    nan = lanes_with_nan != 0;
+  } else {
+    nan = update_group<format, Layout>(p, first, k, u);
+  }
+  if (nan) [[unlikely]]
+    return false;
+  const Bytes of_master = end_masters<format, Layout>(p, first, u, lists);
+  if constexpr (format == StateFormat::byte_moments) code_group<Layout>(p, first, k, u);
+  const Bytes of_m = end_moment<format, Layout>(moments_at<format>(p.state.m, first), u.of_m, u.stored_m, lists.m);
+  const Bytes of_v = end_moment<format, Layout>(moments_at<format>(p.state.v, first), u.of_v, u.stored_v, lists.v);
+  store_exponents<format>(p, first, u.after);
+  store_codes(b.codes + first, of_m, of_v, of_master);
+  return true;
+}
 
 template <StateFormat format, class Layout>
 std::int64_t record(const UndoBlock& b, EscapeLists& lists) {
@@ -346,9 +420,9 @@ void restore_group(const UndoBlock& b, std::int64_t first, const Constants& k, E
   for (int j = 0; j < vectors; ++j) {
     const Bits code = load(b.codes + first + j * lanes);
     const Floats g = mul(floats(gradient[j]), k.c.gradient_scale);
-    old_m[j] = old_moment<format>(estimate_m<format>(next_m[j], g, scales, k), both(code, all(7)));
-    old_v[j] = old_moment<format>(estimate_v<format>(next_v[j], g, scales, k),
-                                  both(down<numerics::v_field>(code), all(7)));
+    old_m[j] = old_moment<format>(estimate_m<format>(next_m[j], up<4>(next_m[j]), g, scales, k), both(code, all(7)));
+    old_v[j] =
+        old_moment<format>(estimate_v<format>(next_v[j], g, scales, k), both(down<numerics::v_field>(code), all(7)));
     if (escapes.m != 0) old_m[j] = up<below>(insert(escapes.m, j, down<below>(old_m[j]), lists.m));
     if (escapes.v != 0) old_v[j] = up<below>(insert(escapes.v, j, down<below>(old_v[j]), lists.v));
     const Step step =
