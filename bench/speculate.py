@@ -9,7 +9,7 @@ import subprocess
 import harness
 
 COUNT = 64_000_000
-PAIRS = 9
+PAIRS = 7
 FIRST, STEPS = 5, 50
 FORMATS = {"fp32": 28, "split": 26, "bf16-moments": 18, "8bit-moments": 14.0625}  # bytes that a plain update moves
 
