@@ -209,14 +209,6 @@ void adamw_avx2(const AdamPiece& piece, const AdamCoefficients& coefficients) {
   adamw_between(done, piece.count, piece, coefficients);
 }
 
-void moment_words_avx2(const AdamCoefficients& c, std::uint64_t block, std::int64_t blocks, std::uint32_t* words) {
-  const MomentBits bits(c);
-  for (std::int64_t b = 0; b < blocks; b += 8, words += 32) {
-    const RandomBits drawn = bits.draw(block + static_cast<std::uint64_t>(b));
-    for (int j = 0; j < 4; ++j) _mm256_storeu_si256(reinterpret_cast<__m256i*>(words + 8 * j), drawn.of[j]);
-  }
-}
-
 double norm_block_avx2(const bf16* gradient, std::int64_t count) {
   __m256d lanes[8];
   for (__m256d& lane : lanes) lane = _mm256_setzero_pd();

@@ -307,14 +307,6 @@ void adamw_avx512(const AdamPiece& piece, const AdamCoefficients& coefficients) 
   adamw_between(done, piece.count, piece, coefficients);
 }
 
-void moment_words_avx512(const AdamCoefficients& c, std::uint64_t block, std::int64_t blocks, std::uint32_t* words) {
-  const MomentBits bits(c);
-  for (std::int64_t b = 0; b < blocks; b += 8, words += 32) {
-    const TwoVectors drawn = bits.words(block + static_cast<std::uint64_t>(b));
-    for (int j = 0; j < 2; ++j) _mm512_storeu_si512(words + 16 * j, drawn.of[j]);
-  }
-}
-
 double norm_block_avx512(const bf16* gradient, std::int64_t count) {
   __m512d lanes[4];
   for (__m512d& lane : lanes) lane = _mm512_setzero_pd();

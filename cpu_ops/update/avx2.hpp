@@ -150,7 +150,7 @@ inline __m256 decode_m(__m256i code, __m256 scale) {
   const __m256 linear = _mm256_sub_ps(above, _mm256_set1_ps(numerics::m_linear_below));
   const __m256i normal = _mm256_add_epi32(place, all(numerics::m_linear_bits - numerics::m_binade));
   const __m256 m = _mm256_mul_ps(_mm256_min_ps(linear, _mm256_castsi256_ps(normal)), scale);
-  const __m256i sign = _mm256_slli_epi32(_mm256_srli_epi32(code, numerics::below_code + 7), 31);
+  const __m256i sign = _mm256_and_si256(_mm256_slli_epi32(code, 24 - numerics::below_code), all(0x80000000u));
   return _mm256_or_ps(m, _mm256_castsi256_ps(sign));
 }
 inline __m256 decode_v(__m256i code, __m256i base) {
