@@ -28,6 +28,7 @@ import predict
 import published
 import sample
 import simulate
+import speculate
 import state_file
 import streaming
 
@@ -35,7 +36,8 @@ BENCHMARKS = {"adam": adam, "checkpoint": checkpoint, "cpu-experts": cpu_experts
               "engine": engine,
               "five-policies": five_policies, "gpu-kernels": gpu_kernels, "gpu-policies": gpu_policies,
               "gpu-training": gpu_training, "metrics": metrics, "overlap": overlap, "packing": packing, "predict": predict,
-              "published": published, "sample": sample, "simulate": simulate, "state-file": state_file, "streaming": streaming,
+              "published": published, "sample": sample, "simulate": simulate, "speculate": speculate,
+              "state-file": state_file, "streaming": streaming,
               "torch": beside_torch}
 
 

@@ -56,7 +56,7 @@ class UndoRun {
   UndoCounts& counts(std::int64_t block) const noexcept {
     return *at<UndoCounts>(codes_ + blocks_ * (layout_quantum + exponent_bytes()), block, sizeof(UndoCounts));
   }
-  /// Old bits of all blocks, one after another: of each its m, v and masters.
+  /// Old bits of all blocks, one after another: of each its m, v and masters, in the order of their elements.
   std::byte* pool() const noexcept {
     constexpr auto counts_bytes = static_cast<std::int64_t>(sizeof(UndoCounts));
     return codes_ + blocks_ * (layout_quantum + exponent_bytes() + counts_bytes);

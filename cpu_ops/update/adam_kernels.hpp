@@ -12,11 +12,6 @@ void adamw_avx512(const AdamPiece& piece, const AdamCoefficients& c);
 /// Elements [begin, end) by the formula of core/numerics; of byte_moments `begin` begins a block.
 void adamw_between(std::int64_t begin, std::int64_t end, const AdamPiece& piece, const AdamCoefficients& c);
 
-/// Draws the words of `blocks` blocks of moment_block(), from `block` on, in order; a multiple of 8.
-void moment_words_scalar(const AdamCoefficients& c, std::uint64_t block, std::int64_t blocks, std::uint32_t* words);
-void moment_words_avx2(const AdamCoefficients& c, std::uint64_t block, std::int64_t blocks, std::uint32_t* words);
-void moment_words_avx512(const AdamCoefficients& c, std::uint64_t block, std::int64_t blocks, std::uint32_t* words);
-
 /// Elements that a vector kernel draws random bits for at once.
 constexpr std::int64_t random_run = 32;
 /// Elements before the first that begins such a run, where the format draws any.

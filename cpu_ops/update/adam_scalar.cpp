@@ -11,13 +11,6 @@ void adamw_between(std::int64_t begin, std::int64_t end, const AdamPiece& p, con
 
 void adamw_scalar(const AdamPiece& piece, const AdamCoefficients& c) { adamw_between(0, piece.count, piece, c); }
 
-void moment_words_scalar(const AdamCoefficients& c, std::uint64_t block, std::int64_t blocks, std::uint32_t* words) {
-  for (std::int64_t b = 0; b < blocks; ++b) {
-    const numerics::Philox128 random = numerics::moment_block(c.seed, c.step, block + static_cast<std::uint64_t>(b));
-    for (const std::uint32_t word : random.word) *words++ = word;
-  }
-}
-
 std::int64_t unaligned_head(const AdamPiece& piece) {
   if (piece.format != StateFormat::bf16_moments) return 0;
   const auto past = static_cast<std::int64_t>(piece.index % static_cast<std::uint64_t>(random_run));

@@ -1,0 +1,180 @@
+#include <immintrin.h>
+
+#include <bit>
+
+#include "cpu_ops/update/adam_kernels.hpp"
+#include "cpu_ops/update/undo_kernels.hpp"
+
+// From here on only: inline functions of the headers above stay compiled for any processor.
+#ifdef __clang__
+#pragma clang attribute push(__attribute__((target("avx2,fma"))), apply_to = function)
+#else
+#pragma GCC target("avx2,fma")
+#endif
+#include "cpu_ops/update/avx2.hpp"
+
+namespace tandem::kernels {
+namespace {
+
+using Floats = __m256;
+using Bits = __m256i;
+constexpr int lanes = 8;
+/// 32 bits of each of 64 elements, and a byte of each.
+using Group = Bits[8];
+struct Bytes {
+  __m256i of[2];
+};
+
+inline Floats every(float x) { return _mm256_set1_ps(x); }
+inline Floats floats(Bits x) { return _mm256_castsi256_ps(x); }
+inline Floats sum(Floats a, Floats b) { return _mm256_add_ps(a, b); }
+inline Floats subtract(Floats a, Floats b) { return _mm256_sub_ps(a, b); }
+inline Floats mul(Floats a, Floats b) { return _mm256_mul_ps(a, b); }
+inline Floats fma(Floats a, Floats b, Floats c) { return _mm256_fmadd_ps(a, b, c); }
+/// c - a * b
+inline Floats fma_negated(Floats a, Floats b, Floats c) { return _mm256_fnmadd_ps(a, b, c); }
+inline Floats smaller(Floats a, Floats b) { return _mm256_min_ps(a, b); }
+/// A bit for each lane with a NaN.
+inline unsigned nan_lanes(Floats x) {
+  return static_cast<unsigned>(_mm256_movemask_ps(_mm256_cmp_ps(x, x, _CMP_UNORD_Q)));
+}
+
+inline Bits bits_of(Floats x) { return _mm256_castps_si256(x); }
+inline Bits add(Bits a, Bits b) { return _mm256_add_epi32(a, b); }
+inline Bits subtract(Bits a, Bits b) { return _mm256_sub_epi32(a, b); }
+inline Bits both(Bits a, Bits b) { return _mm256_and_si256(a, b); }
+inline Bits larger(Bits a, Bits b) { return _mm256_max_epu32(a, b); }
+inline Bits larger_signed(Bits a, Bits b) { return _mm256_max_epi32(a, b); }
+inline Bits smaller(Bits a, Bits b) { return _mm256_min_epu32(a, b); }
+/// a | (b & mask)
+inline Bits or_masked(Bits a, Bits b, Bits mask) { return _mm256_or_si256(a, both(b, mask)); }
+/// 0 where `of` is 0, else x.
+inline Bits zero_where_zero(Bits x, Bits of) {
+  return _mm256_andnot_si256(_mm256_cmpeq_epi32(of, _mm256_setzero_si256()), x);
+}
+/// x - y where a > b as signed numbers, else z.
+inline Bits subtract_where_greater(Bits a, Bits b, Bits x, Bits y, Bits z) {
+  return _mm256_blendv_epi8(z, subtract(x, y), _mm256_cmpgt_epi32(a, b));
+}
+template <int n>
+Bits up(Bits x) {
+  return _mm256_slli_epi32(x, n);
+}
+template <int n>
+Bits down(Bits x) {
+  return _mm256_srli_epi32(x, n);
+}
+
+template <int n>
+Bits down_signed(Bits x) {
+  return _mm256_srai_epi32(x, n);
+}
+
+/// Zero-extended.
+inline Bits load(const std::uint32_t* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
+inline Bits load(const std::uint16_t* p) { return widen_bits(p); }
+inline Bits load(const std::uint8_t* p) {
+  return _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
+}
+/// The lowest bits of each lane.
+inline void store(std::uint32_t* p, Bits x) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), x); }
+inline void store(std::uint16_t* p, Bits x) { _mm_storeu_si128(reinterpret_cast<__m128i*>(p), low_halves(x)); }
+inline void store(std::uint8_t* p, Bits x) {
+  const __m128i bytes = low_halves(both(x, all(0xff)));
+  _mm_storel_epi64(reinterpret_cast<__m128i*>(p), _mm_packus_epi16(bytes, bytes));
+}
+
+/// Random words of eight blocks, in order.
+inline void draw(const MomentBits& random, std::uint64_t block, Bits (&words)[4]) {
+  const RandomBits drawn = random.draw(block);
+  for (int j = 0; j < 4; ++j) words[j] = drawn.of[j];
+}
+
+/// Elements of a group whose old bits are in lists, a bit each.
+struct Escapes {
+  std::uint64_t m, v, master;
+};
+
+/// The differences of a group, a byte each; `most` in place of those above.
+inline Bytes narrow_in_order(const Group& x, std::uint32_t most) {
+  const auto half = [&x, most](int j) {
+    const __m256i dealt =
+        _mm256_packs_epi16(_mm256_packs_epi32(x[j], x[j + 1]), _mm256_packs_epi32(x[j + 2], x[j + 3]));
+    const __m256i ordered = _mm256_permutevar8x32_epi32(dealt, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
+    return _mm256_min_epu8(ordered, _mm256_set1_epi8(static_cast<char>(most)));
+  };
+  return {{half(0), half(4)}};
+}
+inline std::uint64_t equal(__m256i bytes, std::uint32_t x) {
+  const __m256i same = _mm256_cmpeq_epi8(bytes, _mm256_set1_epi8(static_cast<char>(x)));
+  return static_cast<std::uint32_t>(_mm256_movemask_epi8(same));
+}
+/// A bit for each byte that is `x`.
+inline std::uint64_t equal(const Bytes& bytes, std::uint32_t x) {
+  return equal(bytes.of[0], x) | equal(bytes.of[1], x) << 32;
+}
+inline void store_codes(std::uint8_t* codes, const Bytes& of_m, const Bytes& of_v, const Bytes& of_master) {
+  for (int j = 0; j < 2; ++j) {
+    const __m256i moments = _mm256_or_si256(of_m.of[j], _mm256_slli_epi16(of_v.of[j], numerics::v_field));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(codes + 32 * j),
+                        _mm256_or_si256(moments, _mm256_slli_epi16(of_master.of[j], numerics::master_field)));
+  }
+}
+inline Escapes escapes_of(const std::uint8_t* codes) {
+  const auto escaped = [codes](std::uint32_t field) {
+    const __m256i of_field = _mm256_set1_epi8(static_cast<char>(field));
+    const auto half = [&](int j) {
+      const __m256i code = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(codes + 32 * j));
+      return equal(_mm256_and_si256(code, of_field), field) << 32 * j;
+    };
+    return half(0) | half(1);
+  };
+  return {escaped(numerics::moment_escape), escaped(numerics::moment_escape << numerics::v_field),
+          escaped(numerics::master_escape << numerics::master_field)};
+}
+
+/// Calls body(i) for each lane of vector `j` that escapes.
+template <class Body>
+[[gnu::always_inline]] inline void for_escapes(std::uint64_t escapes, int j, const Body& body) {
+  for (std::uint64_t of_vector = escapes >> j * lanes & 0xff; of_vector != 0; of_vector &= of_vector - 1) {
+    body(std::countr_zero(of_vector));
+  }
+}
+
+/// Appends old bits; `old(j)` gives those of vector j.
+template <class Old>
+[[gnu::always_inline]] inline void append(std::uint64_t escapes, EscapeList& list, const Old& old) {
+  alignas(32) std::uint32_t bits[lanes];
+  for (; escapes != 0;) {
+    const int j = std::countr_zero(escapes) / lanes;
+    store(bits, old(j));
+    for_escapes(escapes, j, [&](int i) { list.bits[list.count++] = bits[i]; });
+    escapes &= ~(std::uint64_t{0xff} << j * lanes);
+  }
+}
+/// Vector `j` with old bits from a list in their places.
+inline Bits insert(std::uint64_t escapes, int j, Bits x, const std::uint32_t*& list) {
+  if ((escapes >> j * lanes & 0xff) == 0) return x;
+  alignas(32) std::uint32_t bits[lanes];
+  store(bits, x);
+  for_escapes(escapes, j, [&](int i) { bits[i] = *list++; });
+  return load(bits);
+}
+
+}  // namespace
+}  // namespace tandem::kernels
+
+#include "cpu_ops/update/undo_lanes.hpp"
+
+namespace tandem::kernels {
+
+std::int64_t record_avx2(const UndoBlock& block, EscapeLists& lists) { return record_block<InOrder>(block, lists); }
+void restore_avx2(const UndoBlock& block, const EscapeLists& lists, std::int64_t count) {
+  restore_block(block, lists, count);
+}
+
+}  // namespace tandem::kernels
+
+#ifdef __clang__
+#pragma clang attribute pop
+#endif
