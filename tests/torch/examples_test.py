@@ -27,19 +27,36 @@ EXAMPLES = pathlib.Path(__file__).resolve().parents[2] / "examples"
 SCRIPTS = EXAMPLES / "deepspeed_replacement"
 
 
+def shell(command):
+    """Lines that a command of a cell, `!command`, has written. `tandem` is that of this package."""
+    path = pathlib.Path.cwd() / "bin"
+    path.mkdir(exist_ok=True)
+    program = path / "tandem"
+    program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m tandem.program "$@"\n')
+    program.chmod(0o755)
+    environment = {**os.environ, "PATH": f"{path}:{os.environ['PATH']}", "PYTHONPATH": str(PACKAGE), "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(command, shell=True, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+def python_of(cell):
+    """The cell without a notebook's shorthand for commands."""
+    return re.sub(r"^((?:\w+ = )?)!(.*)$", lambda found: f"{found[1]}shell({found[2]!r})", "".join(cell["source"]), flags=re.M)
+
+
 def run_cells(notebook):
-    """Names that the cells have defined, one after another, in a folder of their own. Each ends as a notebook shows it: by the repr of its
-    last expression."""
+    """Names that the cells have defined, one after another, in a folder of their own."""
     whole = json.loads(notebook.read_text())
     assert whole["nbformat"] == 4, whole["nbformat"]
-    names, before = {}, os.getcwd()
+    names, before = {"shell": shell}, os.getcwd()
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
         os.chdir(folder)
         try:
             for number, cell in enumerate(whole["cells"]):
                 if cell["cell_type"] == "code":
                     assert not cell["outputs"], "outputs are not kept"
-                    exec(compile("".join(cell["source"]), f"{notebook.name}, cell {number}", "exec"), names)
+                    exec(compile(python_of(cell), f"{notebook.name}, cell {number}", "exec"), names)
         finally:
             os.chdir(before)
     return names
@@ -49,6 +66,11 @@ class Notebooks(unittest.TestCase):
     def setUp(self):
         torch.use_deterministic_algorithms(False)
         self.addCleanup(torch.use_deterministic_algorithms, True)
+
+    def test_finetune(self):
+        names = run_cells(EXAMPLES / "notebooks" / "finetune.ipynb")
+        self.assertEqual(names["answers"], ["green", "pink"])
+        self.assertLess(names["steps"][-1]["loss"], 0.05 * names["steps"][0]["loss"])
 
     def test_optimizer(self):
         names = run_cells(EXAMPLES / "notebooks" / "optimizer.ipynb")
