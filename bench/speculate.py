@@ -1,16 +1,19 @@
 """speculate: AdamW updates that may be taken back against plain ones, in time and in bytes of records.
 
 Times are of 64 million parameters in host memory on all cores. Bytes are of a small GPT that learns text, by gradients of PyTorch:
-means over steps 5 to 50.
+means over steps 5 to 50. Steps are of 12 layers on the host device, on an emulated link, with the CPU update emulated so that it
+takes as long as backward and half of forward: where nothing is clipped, where all steps are, and where all are just before they end.
 """
 import statistics
 import subprocess
 
 import harness
+from race import Race
 
 COUNT = 64_000_000
 PAIRS = 7
 FIRST, STEPS = 5, 50
+STEP_TURNS = 11
 FORMATS = {"fp32": 28, "split": 26, "bf16-moments": 18, "8bit-moments": 14.0625}  # bytes that a plain update moves
 
 
@@ -33,8 +36,41 @@ def record_bytes():
     return {name: (float(size), float(share)) for name, size, share in map(str.split, lines.splitlines())}
 
 
+def program(*settings):
+    return [harness.program("bench_steps"), "layers=12", "width=256", "sequence=128", "batch=2", "state=split", *settings]
+
+
+def compute_alone():
+    """Seconds of a step that moves nothing, and facts about one that streams."""
+    with Race({"resident": program("policy=device"), "moving": program("policy=host")}) as race:
+        race.run(5, 2)
+        return statistics.median(race.seconds("resident")), race.facts("moving")
+
+
+def add_steps(figures):
+    compute, facts = compute_alone()
+    # All blocks are computed again, so that forward is a quarter. The link takes half of the step each way together.
+    update = 0.875 * compute
+    base = ["policy=host", "subgroup=65536", f"link={2 * (facts['to_device'] + facts['to_host']) / compute}",
+            f"update_rate={facts['parameters'] / update}"]
+    races = {"confirmed": 1e9, "rejected": 1e-6 * facts["norm"], "forced": 0.9 * facts["norm"]}
+    for race_name, clip in races.items():
+        kinds = ("off", "on") if race_name == "forced" else ("off", "on", "auto") if race_name == "confirmed" else ("off", "auto")
+        with Race({kind: program(*base, f"clip={clip}", f"speculate={kind}") for kind in kinds}) as race:
+            race.run(STEP_TURNS, 3)
+            found = race.facts(kinds[1])
+            if (found["confirmed_steps"] > 0) != (race_name == "confirmed"):
+                raise harness.BenchError(f"{race_name}: {found['confirmed_steps']} steps were confirmed")
+            of = "auto" if race_name == "rejected" else "on"
+            figures.add(f"{race_name}_over_waiting", harness.ratios(race.seconds(of), race.seconds("off")))
+            if "auto" in kinds and of == "on":
+                figures.add("auto_over_on", harness.ratios(race.seconds("auto"), race.seconds("on")))
+            for kind in kinds:
+                figures.add(f"{race_name}_{kind}_step_seconds", race.seconds(kind))
+
+
 def measure():
-    harness.build("bench_speculate")
+    harness.build("bench_speculate", "bench_steps")
     figures = harness.Figures()
     ratios = {name: times(name) for name in FORMATS}
     worst = max(ratios, key=lambda name: statistics.median(ratios[name][0]))
@@ -43,6 +79,7 @@ def measure():
         spelled = name.replace("-", "_")
         figures.add(f"{spelled}_over_plain", speculated)
         figures.add(f"{spelled}_redo_over_plain", redone)
+    add_steps(figures)
     for name, (size, share) in record_bytes().items():
         spelled = name.replace("-", "_")
         figures.add(f"undo_bytes_{spelled}", [size])

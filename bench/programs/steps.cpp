@@ -3,6 +3,7 @@
 // `streaming` are this program with other settings.
 //
 //   bench_steps NAME=VALUE...   names and defaults: see Settings
+#include <array>
 #include <chrono>
 #include <exception>
 #include <functional>
@@ -28,7 +29,18 @@ struct Settings {
   std::int64_t threads = 1;  ///< of the device's kernels, and of the update
   double link = 0.0;         ///< bytes a second
   double update_rate = 0.0;  ///< parameters a second
+  std::string state = "fp32", speculate = "off";
+  double clip = 1.0;
 };
+
+/// The value of that name.
+template <class Value, std::size_t count>
+Value named(const std::string& name, const std::array<Value, count>& values) {
+  for (const Value value : values) {
+    if (name_of(value) == name) return value;
+  }
+  throw UsageError(name, "no such value");
+}
 
 Settings read(int argc, char** argv) {
   Settings s;
@@ -44,7 +56,10 @@ Settings read(int argc, char** argv) {
       {"subgroup", [&](const std::string& v) { s.subgroup = std::stoll(v); }},
       {"threads", [&](const std::string& v) { s.threads = std::stoll(v); }},
       {"link", [&](const std::string& v) { s.link = std::stod(v); }},
-      {"update_rate", [&](const std::string& v) { s.update_rate = std::stod(v); }}};
+      {"update_rate", [&](const std::string& v) { s.update_rate = std::stod(v); }},
+      {"state", [&](const std::string& v) { s.state = v; }},
+      {"speculate", [&](const std::string& v) { s.speculate = v; }},
+      {"clip", [&](const std::string& v) { s.clip = std::stod(v); }}};
   for (int i = 1; i < argc; ++i) {
     const std::string word = argv[i];
     const auto equals = word.find('=');
@@ -84,6 +99,9 @@ class Steps {
     if (options_.policy.kind != Policy::Kind::device) options_.resident_layers = static_cast<int>(s.resident);
     if (s.subgroup > 0) options_.subgroup_size = s.subgroup;
     options_.overlap = s.overlap != 0;
+    options_.state = named(s.state, state_formats);
+    options_.speculate = named(s.speculate, std::array{Speculate::off, Speculate::automatic, Speculate::on});
+    clip_ = s.clip;
     plan_ = make_plan(layout_, options_, profile_of(*device_));
     std::size_t bytes = 0;
     for (const auto& row : model_.memory(device_->ops())) bytes += row.bytes;
@@ -103,9 +121,9 @@ class Steps {
     constexpr int at_once = 4;
     const auto begin = std::chrono::steady_clock::now();
     for (int i = 0; i < at_once; ++i) {
-      engine_->begin_step({.lr = 1e-4, .max_grad_norm = 1.0});
+      engine_->begin_step({.lr = 1e-4, .max_grad_norm = clip_});
       model_.train(*engine_, 1e-3F, stream_);
-      engine_->end_step();
+      norm_ = engine_->end_step().gradient_norm;
     }
     engine_->wait();
     device_->synchronize(stream_);
@@ -122,7 +140,11 @@ class Steps {
                           {"to_host", traffic.device_to_host},
                           {"engine_device_bytes", plan_.memory.device_bytes()},
                           {"weight_bytes", weights},
-                          {"parameters", layout_.parameter_count()}}
+                          {"parameters", layout_.parameter_count()},
+                          {"confirmed_steps", engine_->counters().confirmed_steps},
+                          {"rolled_back_steps", engine_->counters().rolled_back_steps},
+                          {"speculated_parameters", engine_->counters().parameters_speculated},
+                          {"norm", norm_}}
         .dump();
   }
 
@@ -141,6 +163,8 @@ class Steps {
   ParameterLayout layout_;
   Transformer model_;
   OffloadOptions options_;
+  double clip_ = 1.0;
+  double norm_ = 0.0;  ///< gradient norm of the last step
   std::unique_ptr<Device> device_;
   Plan plan_;
   MemoryBlock activations_;
