@@ -43,7 +43,11 @@ class Command(unittest.TestCase):
     def test_from_chats_to_an_answer(self):
         said = self.finetune("straight")
         self.assertIn("engine: torch, as GPTNeoXForCausalLM is none of tandem's own models", said)
-        self.assertEqual(said.splitlines()[-1], "next: tandem chat straight")
+        lines = said.splitlines()
+        self.assertEqual(lines[-1], "next: tandem chat straight")
+        told = [i for i, line in enumerate(lines) if line.startswith("this takes about ")]
+        self.assertEqual(len(told), 1)
+        self.assertLess(told[0], next(i for i, line in enumerate(lines) if line.startswith("step ")), "before the first step")
         summary = json.loads((self.root / "straight" / "summary.json").read_text())
         self.assertLess(summary["final_loss"], summary["first_loss"])
         self.assertTrue((self.root / "straight" / "report.html").is_file())

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from ..errors import PlanError
 from . import advice, defaults, native, plain_template, preparing
+from .durations import duration
 from .model_facts import architecture_of, files_of, parameters_in
 from .processes import Ended
 from .refusal import Refusal
@@ -182,7 +183,6 @@ class FineTuning:
                 say(f"this takes about {duration(seconds * schedule.steps)}, less where it ends early")
             native.train(self.settings, self.folder, model, choices.row_length, schedule, lock)
         else:
-            say("how long it takes is told with each step")
             self.train_with_torch(model, schedule)
 
     def train_with_torch(self, model: Path, schedule: native.Schedule) -> None:
@@ -216,15 +216,6 @@ class FineTuning:
         say(f"report: {folder.out / 'report.html'}")
         out = shlex.quote(str(folder.out))
         say(f"next: tandem chat {out}" if choices.chats else f"next: tandem sample --model {shlex.quote(str(folder.model))} --prompt 'The '")
-
-
-def duration(seconds: float) -> str:
-    """A time for people."""
-    if seconds < 90:
-        return f"{max(1, round(seconds))} s"
-    if seconds < 5400:
-        return f"{round(seconds / 60)} minutes"
-    return f"{seconds / 3600:.1f} hours"
 
 
 def _module(name: str) -> Any:

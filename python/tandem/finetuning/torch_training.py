@@ -7,6 +7,7 @@ import math
 import os
 import statistics
 import sys
+import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ import torch
 
 from .. import _core
 from ..errors import InputError
+from .durations import duration
 from .learning_rate import rate
 from .refusal import Refusal
 from .run_folder import RunFolder
@@ -103,6 +105,7 @@ class Training:
             self._open_model()
             self._folder.require_room(self.model.parameters)
             self._resume()
+            self._foretell()
             self._stop.watch()
             while self.state.ended is None and self._stop.received is None:
                 self._step()
@@ -188,6 +191,21 @@ class Training:
         self._saved = self.state.step
 
     # Steps.
+
+    @torch.no_grad()
+    def _foretell(self) -> None:
+        """Says about how long the steps that are left take, before the first: backward computes units again, so that with it a step is
+        four times forward."""
+        left = self._run.steps - self.state.step
+        batches, _ = self._batches_of(self.state.step + 1) if left and self.state.ended is None else ([], 0)
+        if not batches:
+            return
+        self.model.module.eval()
+        for _ in range(2):  # the first brings weights and memory
+            begun = time.monotonic()
+            float(self.model.loss_sum(batches[0]))
+        seconds = 4.0 * (time.monotonic() - begun) * len(batches) * left
+        self._say(f"this takes about {duration(seconds)}, by a first pass through the model, without evaluation; less where it ends early")
 
     def _step(self) -> None:
         state, run = self.state, self._run
