@@ -51,6 +51,7 @@ class FineTuning:
         """Runs what is left of the stages. Blocks. Raises Refusal, and Ended where a process has said why."""
         settings, folder = self.settings, self.folder
         folder.check(settings)
+        folder.require_outside(settings.data)
         model = _module("model_source").find_model(settings.model, revision=settings.revision, offline=settings.offline, progress=say)
         with folder.locked() as lock:
             data = _module("data_source").find_data(settings.data, split=settings.split, folder=folder.data, offline=settings.offline, progress=say)
