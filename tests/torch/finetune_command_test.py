@@ -76,6 +76,16 @@ class Command(unittest.TestCase):
         file.write_text(json.dumps({"model_type": "t5", "architectures": ["T5ForConditionalGeneration"]}))
         self.refuse(2, "a t5 is no language model", "model", self.data, "--device", "host")
 
+    def test_a_model_that_fills_gaps(self):
+        """transformers makes BERT as a model that continues text, whose tokens see their targets: its losses would be of no use."""
+        model = self.root / "model"
+        make_model(model, kind="bert", spread=0.3)
+        done = subprocess.run(self.command("finetune", "model", self.data, "--out", "gaps", *FLAGS), capture_output=True, text=True,
+                              env=self.environment, cwd=self.root)
+        self.assertEqual(done.returncode, 2, done.stderr)
+        self.assertIn("sees those behind it", done.stderr.splitlines()[-1])
+        self.assertFalse((self.root / "gaps" / "model").exists())
+
     def test_what_comes_next_of_texts(self):
         """tandem sample does not have the model."""
         texts = self.root / "texts.jsonl"
