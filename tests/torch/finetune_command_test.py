@@ -2,6 +2,7 @@
 import json
 import os
 import pathlib
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -62,6 +63,43 @@ class Command(unittest.TestCase):
         self.assertEqual(done.returncode, 3, done.stderr)
         self.assertRegex(done.stderr.splitlines()[-1], "^tandem: error: the plan does not fit.*--device-memory .*--row-length$")
         self.run_command(*small, "64MiB", "--state", "8bit-moments", "--row-length", "65")
+
+    def refuse(self, code, words, *arguments):
+        """Refused before anything is written."""
+        done = subprocess.run(self.command("finetune", *arguments, "--out", "refused"), capture_output=True, text=True, env=self.environment,
+                              cwd=self.root, timeout=120)
+        self.assertEqual(done.returncode, code, done.stderr)
+        self.assertIn(words, done.stderr)
+        self.assertFalse((self.root / "refused").exists(), done.stderr)
+
+    def test_flags_and_model_are_looked_at_first(self):
+        self.refuse(2, "--device-memory", "model", self.data, "--device", "host", "--device-memory", "lots")
+        self.refuse(2, "policy 'some' is not known", "model", self.data, "--device", "host", "--policy", "some")
+        self.refuse(5, "cuda:7", "model", self.data, "--device", "cuda:7")
+        file = self.root / "model" / "config.json"
+        file.write_text(json.dumps({"model_type": "t5", "architectures": ["T5ForConditionalGeneration"]}))
+        self.refuse(2, "a t5 is no language model", "model", self.data, "--device", "host")
+
+    def test_a_model_that_fills_gaps(self):
+        """transformers makes BERT as a model that continues text, whose tokens see their targets: its losses would be of no use."""
+        model = self.root / "model"
+        make_model(model, kind="bert", spread=0.3)
+        done = subprocess.run(self.command("finetune", "model", self.data, "--out", "gaps", *FLAGS), capture_output=True, text=True,
+                              env=self.environment, cwd=self.root)
+        self.assertEqual(done.returncode, 2, done.stderr)
+        self.assertIn("sees those behind it", done.stderr.splitlines()[-1])
+        self.assertFalse((self.root / "gaps" / "model").exists())
+
+    def test_what_comes_next_of_texts(self):
+        """tandem sample does not have the model."""
+        texts = self.root / "texts.jsonl"
+        texts.write_text("".join(json.dumps({"text": f"three and {i} are numbers"}) + "\n" for i in range(20)))
+        said = self.run_command("finetune", "model", texts, "--out", "of texts", "--device", "host", "--steps", "1")
+        words = shlex.split(said.splitlines()[-1].removeprefix("next: "))
+        self.assertEqual(words[:2], ["python", "-c"])
+        done = subprocess.run([sys.executable, *words[1:]], capture_output=True, text=True, env=self.environment, cwd=self.root)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertIn("generated_text", done.stdout)
 
     def check_a_kill(self, expected):
         """Killed once it has taken steps, it comes to the same files."""

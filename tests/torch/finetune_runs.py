@@ -34,6 +34,7 @@ GPT2 = {"vocab_size": 257, "n_positions": 256, "n_embd": 32, "n_layer": 2, "n_he
 KINDS = {"neox": lambda: transformers.GPTNeoXConfig(**COMMON),
          "dropout": lambda: transformers.GPTNeoXConfig(**COMMON, hidden_dropout=0.1, attention_dropout=0.1),
          "gpt2": lambda: transformers.GPT2Config(**GPT2),
+         "bert": lambda: transformers.BertConfig(**COMMON),
          "bloom": lambda: transformers.BloomConfig(vocab_size=257, hidden_size=32, n_layer=2, n_head=4, bos_token_id=0, eos_token_id=0,
                                                    hidden_dropout=0.0, attention_dropout=0.0),
          "jamba": lambda: transformers.JambaConfig(**COMMON, num_key_value_heads=2, num_experts=2, pad_token_id=0, attn_layer_period=2,

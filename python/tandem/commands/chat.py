@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from .. import program
+from ..finetuning.arguments import number
 from ..finetuning.processes import environment
 from ..finetuning.refusal import Refusal
 from ..finetuning.run_state import SETTINGS, RunFolder
@@ -26,8 +27,8 @@ def _parser() -> argparse.ArgumentParser:
                      "those of `tandem sample`.", allow_abbrev=False)
     parser.add_argument("run", metavar="RUN", type=Path, help="run of `tandem finetune` or `tandem train`, or a folder with a model")
     parser.add_argument("--system", metavar="TEXT", help="system message that the conversation begins with")
-    parser.add_argument("--max-tokens", type=int, default=1000, metavar="N", help="of an answer (default 1000)")
-    parser.add_argument("--temperature", type=float, default=0.8, help="0: always the likeliest token (default 0.8)")
+    parser.add_argument("--max-tokens", type=number(1, 1 << 31, int), default=1000, metavar="N", help="of an answer (default 1000)")
+    parser.add_argument("--temperature", type=number(0, 1e6), default=0.8, help="0: always the likeliest token (default 0.8)")
     return parser
 
 

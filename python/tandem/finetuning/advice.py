@@ -56,11 +56,12 @@ def require_fit(settings: Settings, model: Path, row_length: int) -> None:
 
 def _flags(settings: Settings, model: Path, row_length: int) -> list[str]:
     """One change of each kind that is enough; where none is, several at once."""
+    rows = settings.micro_batch or 1
     smaller = _FORMATS[_FORMATS.index(settings.state) + 1:] if settings.state in _FORMATS else _FORMATS
     lengths = [length + 1 for length in _LENGTHS if length + 1 < row_length]
 
-    def fitting(changes: dict[str, tuple[Settings, int]]) -> list[str]:
-        return next(([flags] for flags, (changed, length) in changes.items() if native.fits(changed, model, length, 1)), [])
+    def fitting(changes: dict[str, tuple[Settings, int]], rows: int = rows) -> list[str]:
+        return next(([flags] for flags, (changed, length) in changes.items() if native.fits(changed, model, length, rows)), [])
 
     def with_state(state: str) -> Settings:
         return dataclasses.replace(settings, state=state)
@@ -68,7 +69,7 @@ def _flags(settings: Settings, model: Path, row_length: int) -> list[str]:
     found = fitting({f"--state {state}": (with_state(state), row_length) for state in smaller})
     found += fitting({f"--row-length {length}": (settings, length) for length in lengths})
     if settings.micro_batch and settings.micro_batch > 1:
-        found += fitting({"--micro-batch 1": (settings, row_length)})
+        found += fitting({"--micro-batch 1": (settings, row_length)}, 1)
     if settings.state_folder is None:
         elsewhere = dataclasses.replace(settings, state_folder=Path(tempfile.gettempdir()))
         found += fitting({"--state-dir DIR": (elsewhere, row_length)})
@@ -79,5 +80,6 @@ def _flags(settings: Settings, model: Path, row_length: int) -> list[str]:
 
 def _models(settings: Settings, model: Path, row_length: int) -> list[str]:
     """The largest model of the family that fits."""
+    rows = settings.micro_batch or 1
     family = _FAMILIES.get(json.loads((model / "config.json").read_bytes()).get("model_type", ""), ())
-    return next(([name] for shape, name in reversed(family) if native.fits(settings, Path(shape), row_length, 1)), [])
+    return next(([name] for shape, name in reversed(family) if native.fits(settings, Path(shape), row_length, rows)), [])

@@ -5,13 +5,14 @@ import argparse
 import re
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
 from ..errors import Error
 from . import defaults
 from .advice import NotFitting
+from .arguments import number
 from .processes import Ended
 from .refusal import Refusal
 from .settings import Settings
@@ -28,18 +29,6 @@ Give the same command again to go on with a run that was ended, at any stage. do
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise Refusal(f"finetune: {message}; tandem finetune --help explains all flags", 2)
-
-
-def _number(least: float, most: float, kind: type[float] = float) -> Callable[[str], float]:
-    """Reads a number in a range; `kind` is float or int."""
-    def convert(text: str) -> float:
-        value = kind(text)
-        if not least <= value <= most:
-            raise argparse.ArgumentTypeError(f"{text} is not from {least:g} to {most:g}")
-        return value
-
-    convert.__name__ = "number"
-    return convert
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -59,37 +48,37 @@ def _parser() -> argparse.ArgumentParser:
     add("--format", choices=("auto", "sharegpt", "alpaca", "messages", "prompt", "text"), default="auto", help="of the records (default auto: by "
         "their fields)")
     add("--split", default="train", help="of a data set (default train)")
-    add("--validation", type=_number(0, 0.9), default=defaults.VALIDATION, metavar="SHARE", help="of the records that are held out, to find the "
+    add("--validation", type=number(0, 0.9), default=defaults.VALIDATION, metavar="SHARE", help="of the records that are held out, to find the "
         f"best state (default {defaults.VALIDATION}; 0: none)")
-    add("--row-length", type=_number(2, 1 << 24, int), metavar="TOKENS", help="rows that records are packed in, one more than a sequence; longer "
+    add("--row-length", type=number(2, 1 << 24, int), metavar="TOKENS", help="rows that records are packed in, one more than a sequence; longer "
         f"records are cut (default {defaults.USUAL_ROW + 1}, of few records four times their mean; more where one is longer; never beyond the "
         "model's positions)")
     add("--revision", help="branch, tag or commit of a model of the hub (default main)")
     add("--offline", action="store_true", help="download nothing")
     group = parser.add_argument_group("training")
     add = group.add_argument
-    add("--lr", type=_number(0, 1e3), help="peak learning rate (default 2e-5 for a billion parameters, times the root of a billion over their "
+    add("--lr", type=number(0, 1e3, above=True), help="peak learning rate (default 2e-5 for a billion parameters, times the root of a billion over their "
         "number, 2e-3 at most)")
     add("--lr-schedule", dest="schedule", choices=("constant", "linear", "cosine", "wsd"), default="cosine", help="its course; it ends at a tenth "
         "(default cosine)")
-    add("--warmup", type=_number(0, 1), default=defaults.WARMUP, metavar="SHARE", help="of the steps, in which the rate rises (default "
+    add("--warmup", type=number(0, 1), default=defaults.WARMUP, metavar="SHARE", help="of the steps, in which the rate rises (default "
         f"{defaults.WARMUP})")
-    add("--epochs", type=_number(0, 1e6), default=0.0, help="how often the data are gone through (default 15 for a thousand records or less, 2 for "
+    add("--epochs", type=number(0, 1e6, above=True), default=0.0, help="how often the data are gone through (default 15 for a thousand records or less, 2 for "
         "36,000 or more)")
-    add("--steps", type=_number(1, many, int), help="in place of --epochs")
-    add("--tokens-per-batch", type=_number(1, many, int), metavar="TOKENS", help="of a step (default: those of 128 records, or of a thirtieth of "
+    add("--steps", type=number(1, many, int), help="in place of --epochs")
+    add("--tokens-per-batch", type=number(1, many, int), metavar="TOKENS", help="of a step (default: those of 128 records, or of a thirtieth of "
         "them where that is less, of 8 at least)")
-    add("--micro-batch", type=_number(1, many, int), metavar="ROWS", help=f"computed at once (default: {defaults.USUAL_MICRO_BATCH} tokens, less where "
+    add("--micro-batch", type=number(1, many, int), metavar="ROWS", help=f"computed at once (default: {defaults.USUAL_MICRO_BATCH} tokens, less where "
         "they do not fit)")
-    add("--weight-decay", type=_number(0, 1e3), default=0.0, help="of AdamW (default 0)")
-    add("--beta1", type=_number(0, 0.999999), default=0.9, help="of AdamW (default 0.9)")
-    add("--beta2", type=_number(0, 0.999999), default=0.95, help="of AdamW (default 0.95)")
-    add("--clip", type=_number(0, 1e9), default=1.0, help="limit of the gradient norm (default 1; 0: off)")
-    add("--seed", type=_number(0, (1 << 63) - 1, int), default=42, help="of the order of data (default 42)")
-    add("--patience", type=_number(0, many, int), default=defaults.PATIENCE, metavar="EVALUATIONS", help="in a row without a lower loss that end the "
+    add("--weight-decay", type=number(0, 1e3), default=0.0, help="of AdamW (default 0)")
+    add("--beta1", type=number(0, 0.999999), default=0.9, help="of AdamW (default 0.9)")
+    add("--beta2", type=number(0, 0.999999), default=0.95, help="of AdamW (default 0.95)")
+    add("--clip", type=number(0, 1e9), default=1.0, help="limit of the gradient norm (default 1; 0: off)")
+    add("--seed", type=number(0, (1 << 63) - 1, int), default=42, help="of the order of data (default 42)")
+    add("--patience", type=number(0, many, int), default=defaults.PATIENCE, metavar="EVALUATIONS", help="in a row without a lower loss that end the "
         f"run (default {defaults.PATIENCE}; 0: off)")
-    add("--eval-every", dest="evaluate_every", type=_number(1, many, int), metavar="STEPS", help="evaluate (default: twice an epoch)")
-    add("--checkpoint-every", type=_number(1, many, int), metavar="STEPS", help="save (default: as often as it evaluates)")
+    add("--eval-every", dest="evaluate_every", type=number(1, many, int), metavar="STEPS", help="evaluate (default: twice an epoch)")
+    add("--checkpoint-every", type=number(1, many, int), metavar="STEPS", help="save (default: as often as it evaluates)")
     group = parser.add_argument_group("memory and speed; none of these changes the result but --state")
     add = group.add_argument
     add("--device", default="auto", help="auto, cuda, cuda:N or host (default auto)")
@@ -106,18 +95,26 @@ def _word(name: str) -> str:
     return re.sub(r"[^\w.-]+", "-", Path(name).name.split(".")[0] if Path(name).is_file() else Path(name).name) or "model"
 
 
+def _expanded(name: str | Path) -> Path:
+    """A path whose `~` is the home folder. Raises Refusal."""
+    try:
+        return Path(name).expanduser()
+    except RuntimeError:
+        raise Refusal(f"{name}: the home folder that ~ stands for is not known; write the whole path", 2) from None
+
+
 def settings_of(arguments: Sequence[str]) -> Settings:
     """The settings of a command line. Raises Refusal; ends the process after --help."""
     given = vars(_parser().parse_intermixed_args(list(arguments)))
     if given["steps"] is not None and given["epochs"]:
         raise Refusal("--steps and --epochs: both given; give one of them", 2)
     betas = given.pop("beta1"), given.pop("beta2")
-    given["out"] = (given["out"] or Path("runs") / f"{_word(given['model'])}-{_word(given['data'][0])}").expanduser()
-    given["data"] = tuple(str(Path(name).expanduser().absolute()) if Path(name).expanduser().exists() else name for name in given["data"])
-    if Path(given["model"]).expanduser().exists():
-        given["model"] = str(Path(given["model"]).expanduser().absolute())
+    given["out"] = _expanded(given["out"] or Path("runs") / f"{_word(given['model'])}-{_word(given['data'][0])}")
+    given["data"] = tuple(str(_expanded(name).absolute()) if _expanded(name).exists() else name for name in given["data"])
+    if _expanded(given["model"]).exists():
+        given["model"] = str(_expanded(given["model"]).absolute())
     if given["state_folder"] is not None:
-        given["state_folder"] = given["state_folder"].expanduser().absolute()
+        given["state_folder"] = _expanded(given["state_folder"]).absolute()
     if given["validation"] == 0:
         given["patience"] = 0
     return Settings(betas=betas, **given)

@@ -32,8 +32,10 @@ def find_data(names: Sequence[str], *, split: str, folder: Path, offline: bool, 
 
 def _found(name: str, split: str, folder: Path, offline: bool, progress: Callable[[str], None]) -> Path:
     path = Path(name).expanduser()
-    if path.exists():
+    if path.is_file() or path.is_dir():
         return path
+    if path.exists():
+        raise Refusal(f"DATA {name}: it is no regular file; write what it gives to a file, and name that", 2)
     what, title, config = f"DATA {name}", *_parts(name)
     near = hub.nearest(name, [*hub.cached_names("datasets"), *_beside(path)])
     if not hub.is_hub_name(title) or name.lower().endswith(_ENDS):

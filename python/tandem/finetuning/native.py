@@ -46,6 +46,15 @@ def machine_flags(settings: Settings) -> list[str]:
             *(word for flag, value in given if value is not None for word in (flag, str(value)))]
 
 
+def check_machine(settings: Settings) -> None:
+    """Refuses flags of time and memory that are wrong for each model."""
+    try:
+        ask("plan", "--model", "tiny-gpt2", *machine_flags(settings), "--seq-len", "16", "--json")
+    except Refusal as refusal:
+        if refusal.code != 3:
+            raise
+
+
 def plan_flags(settings: Settings, model: Path, row_length: int, micro_batch: int, accumulation: int = 1) -> list[str]:
     """Flags of a plan without data."""
     return ["--model", str(model), *machine_flags(settings), "--seq-len", str(row_length - 1), "--micro-batch", str(micro_batch),

@@ -85,6 +85,13 @@ class RunFolder:
                 raise Refusal(f"--out {self.out}: it holds a run with {flag_of(name)} {_shown(before.get(name))}, not {_shown(now.get(name))}; "
                               "give the same to go on, or name another --out", 2)
 
+    def require_outside(self, data: Sequence[str]) -> None:
+        """Refuses a folder within one of the data, whose files would become data of the next call."""
+        place = self.out.resolve()
+        for name in data:
+            if Path(name).is_dir() and Path(name).resolve() in (place, *place.parents):
+                raise Refusal(f"--out {self.out}: it lies in {name}, which is data; name a folder elsewhere", 2)
+
     def _refuse_other_files(self) -> None:
         if self.out.exists() and not self.out.is_dir():
             raise Refusal(f"--out {self.out}: it is a file; name a folder", 2)

@@ -52,6 +52,7 @@ class FineTuning:
         """Runs what is left of the stages. Blocks. Raises Refusal, and Ended where a process has said why."""
         settings, folder = self.settings, self.folder
         folder.check(settings)
+        folder.require_outside(settings.data)
         model = _module("model_source").find_model(settings.model, revision=settings.revision, offline=settings.offline, progress=say)
         with folder.locked() as lock:
             data = _module("data_source").find_data(settings.data, split=settings.split, folder=folder.data, offline=settings.offline, progress=say)
@@ -77,6 +78,9 @@ class FineTuning:
         """Decides how to train. Refuses what cannot be trained, or does not fit. Changes nothing."""
         settings = self.settings
         engine, why = self.engine(model)
+        if engine == "torch":
+            native.check_machine(settings)
+            _module("torch_model").read_description(model, f"MODEL {settings.model}")
         pipeline = preparing.pipeline_of(model, settings.format)
         sample = preparing.take_sample(pipeline, data, self.folder.tokens)
         template = None
@@ -214,8 +218,16 @@ class FineTuning:
         say(f"{summary['steps']} steps: loss {summary['first_loss']:.4f} at first, {summary['final_loss']:.4f} at last{held_out}")
         say(f"model:  {folder.model}")
         say(f"report: {folder.out / 'report.html'}")
-        out = shlex.quote(str(folder.out))
-        say(f"next: tandem chat {out}" if choices.chats else f"next: tandem sample --model {shlex.quote(str(folder.model))} --prompt 'The '")
+        say(f"next: {self.next_command(choices)}")
+
+    def next_command(self, choices: Choices) -> str:
+        """The command that asks the model."""
+        model = str(self.folder.model)
+        if choices.chats:
+            return f"tandem chat {shlex.quote(str(self.folder.out))}"
+        if choices.engine == "native":
+            return f"tandem sample --model {shlex.quote(model)} --prompt 'The '"
+        return shlex.join(["python", "-c", f"from transformers import pipeline; print(pipeline('text-generation', {model!r})('The '))"])
 
 
 def _module(name: str) -> Any:

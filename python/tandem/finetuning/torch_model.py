@@ -88,6 +88,15 @@ class TorchModel:
         """Where it computes."""
         return torch.device(next(self.module.parameters()).device)
 
+    def sees_what_follows(self) -> bool:
+        """Whether a token's logits depend on the tokens behind it, as in models that fill gaps: it would see its own target. It is tried."""
+        first, second = _TRIED
+        random = torch.Generator().manual_seed(2)
+        vocabulary = int(self.module.config.get_text_config().vocab_size)
+        before, one, other = (torch.randint(0, vocabulary, (1, length), generator=random) for length in (first, second, second))
+        found = [self._logits(torch.cat([before, behind], 1), None)[:first] for behind in (one, other)]
+        return bool((found[0] - found[1]).abs().max() > _ROUNDING * found[0].std())
+
     def takes_positions(self) -> bool:
         """Whether documents may share a row: whether transformers keeps them apart in this model by positions that begin anew. It is
         tried: the logits of a document are to be those that it has alone, whatever stands before it."""

@@ -124,6 +124,9 @@ class Training:
     def _open_model(self) -> None:
         """Makes the model, with documents apart by positions where it takes them so, else one document at a time."""
         self._model = self._made(1)
+        if self._model.sees_what_follows():
+            raise Refusal(f"MODEL {self._run.model}: each of its tokens sees those behind it, so that it fills gaps and continues no text; name another",
+                          2)
         packed = self._data.packed or self._validation is not None and self._validation.packed
         if not packed or self._model.takes_positions():
             return

@@ -1,5 +1,6 @@
 """Wrong input of `tandem finetune`: each is one line with what to do and its exit code, and leaves nothing behind."""
 import json
+import os
 import pathlib
 import shutil
 import sys
@@ -42,6 +43,25 @@ class Refusals(FinetuneTest):
         self.refuse(2, ["chats.jsn", "did you mean", "chats.json"], data=self.root / "chats.jsn")
         self.refuse(2, ["no record"], data=self.file("empty.jsonl", ""))
 
+    def test_data_that_can_be_read_once_alone(self):
+        """A pipe, which a shell puts in the place of <(...)."""
+        pipe = self.root / "pipe"
+        os.mkfifo(pipe)
+        self.refuse(2, ["no regular file", "write what it gives to a file"], data=pipe)
+
+    def test_out_within_the_data(self):
+        folder = self.root / "texts"
+        folder.mkdir()
+        shutil.copy(self.data, folder)
+        inside = folder / "runs" / "first"
+        done = self.tandem("finetune", self.model, folder, "--out", inside, "--device", "host", "--steps", "1")
+        self.refused(done, 2, f"it lies in {folder}, which is data", "elsewhere")
+        self.assertEqual([path.name for path in folder.iterdir()], [self.data.name])
+
+    def test_chats(self):
+        for flag, value in (("--max-tokens", "0"), ("--temperature", "nan"), ("--temperature", "-1")):
+            self.refused(self.tandem("chat", self.model, flag, value, text=""), 2, flag, f"{value} is not from")
+
     def test_a_record_that_is_found_late_may_be_mended(self):
         """It is behind those that are looked at first: nothing of the run is left, and it begins with the mended file."""
         good = records(25) * 90
@@ -62,6 +82,10 @@ class Refusals(FinetuneTest):
         self.refuse(2, ["--steps and --epochs"], "--steps", "3", "--epochs", "1")
         self.refuse(2, ["--steps", "--help"], "--steps", "many")
         self.refuse(2, ["--validation", "not from 0 to 0.9"], "--validation", "1")
+        for flag in ("--epochs", "--lr"):  # no other word for a default
+            self.refuse(2, [flag, "0 is not above 0"], flag, "0")
+        self.refuse(2, ["--steps", "invalid whole number"], "--steps", "2.5")
+        self.refuse(2, ["~no-such-user/cache", "home folder"], "--state-dir", "~no-such-user/cache")
         self.refuse(2, ["--rank", "--help"], "--rank", "8")
         self.refuse(5, ["cuda:7"], "--device", "cuda:7")
 
@@ -116,6 +140,14 @@ class NotFitting(FinetuneTest):
         fitting = next(words for words in named if words[-2] == "--state")
         self.assertEqual(fitting[:4], ["tandem", "finetune", str(self.model), str(self.data)])
         self.succeed(self.tandem(*fitting[1:], "--steps", "1"))
+
+    def test_commands_that_fit_have_the_rows_that_are_asked_for(self):
+        """Of a hundred thousand rows it is their number that does not fit: no other flag is named."""
+        write_llama(self.model, CHAT_TEMPLATE)
+        done = self.finetune("--micro-batch", "100000", "--device-memory", "64MiB")
+        self.refused(done, 3, "does not fit", "take --micro-batch 1")
+        named = [text for text in done.stderr.splitlines() if text.startswith("would fit: ")]
+        self.assertEqual([text.split()[-2:] for text in named], [["--micro-batch", "1"]])
 
 
 if __name__ == "__main__":
