@@ -38,6 +38,8 @@ def main() -> None:
     except InputError as error:
         print(f"tandem: error: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        sys.exit(130)
     if arguments in ([], ["--help"], ["-h"]):
         code = subprocess.run([program, *arguments]).returncode
         print("\nOf the Python package:", *(f"  {name:<26}{what}" for name, (_, what) in COMMANDS.items()), sep="\n")

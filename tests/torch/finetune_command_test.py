@@ -55,6 +55,8 @@ class Command(unittest.TestCase):
         self.assertIn("chat_template.jinja", self.files("straight"))
         answer = self.run_command("chat", "straight", "--temperature", "0", "--max-tokens", "5", text="what is 3?\n")
         self.assertEqual(answer.count("\n"), 1)
+        folder = self.root / "straight" / "model"
+        self.assertEqual(self.run_command("chat", folder, "--temperature", "0", "--max-tokens", "5", text="what is 3?\n"), answer)
         self.check_a_kill(self.files("straight"))
 
     def test_what_does_not_fit_may_be_changed(self):
@@ -101,8 +103,20 @@ class Command(unittest.TestCase):
         self.assertEqual(done.returncode, 0, done.stderr)
         self.assertIn("generated_text", done.stdout)
 
+    def check_an_early_end(self):
+        """A signal while PyTorch is loaded ends it as it does later."""
+        process = subprocess.Popen(self.command("finetune", "model", self.data, "--out", "broken", *FLAGS), env=self.environment, cwd=self.root,
+                                   stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        begun, end = self.root / "broken" / "finetune.toml", time.monotonic() + 60
+        while process.poll() is None and time.monotonic() < end and not begun.exists():
+            time.sleep(0.01)
+        process.terminate()
+        said = process.communicate()[1]
+        self.assertEqual((process.returncode, said.splitlines()[-1]), (143, "ended by a signal; the same command goes on"))
+
     def check_a_kill(self, expected):
         """Killed once it has taken steps, it comes to the same files."""
+        self.check_an_early_end()
         process = subprocess.Popen(self.command("finetune", "model", self.data, "--out", "broken", *FLAGS), env=self.environment, cwd=self.root,
                                    stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         metrics, end = self.root / "broken" / "metrics.jsonl", time.monotonic() + 120

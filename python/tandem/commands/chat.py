@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import importlib.util
 import os
 import sys
 from collections.abc import Sequence
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from .. import program
+from ..finetuning import native
 from ..finetuning.arguments import number
 from ..finetuning.processes import environment
 from ..finetuning.refusal import Refusal
@@ -47,6 +49,8 @@ def main(arguments: Sequence[str]) -> int:
 def _chat(given: argparse.Namespace, others: list[str]) -> int:
     run = RunFolder(given.run)
     if not run.begun:
+        if _is_for_torch(given.run):
+            return _converse(given.run, given, others)
         return _sample(given.run, given, others)
     if run.stage("model") is None:
         raise Refusal(f"{given.run}: its training has not ended; give its `tandem finetune` again", 2)
@@ -54,10 +58,22 @@ def _chat(given: argparse.Namespace, others: list[str]) -> int:
     if (run.stage("choices") or {}).get("engine") != "torch":
         device = [] if "--device" in others or settings["device"] == "auto" else ["--device", settings["device"]]
         return _sample(run.model, given, [*device, *others])
+    return _converse(run.model, given, others)
+
+
+def _is_for_torch(folder: Path) -> bool:
+    """Whether it is a folder of transformers' whose model the program does not have."""
+    if not (folder / "config.json").is_file() or importlib.util.find_spec("transformers") is None:
+        return False
+    return native.refusal_of_model(folder) is not None
+
+
+def _converse(model: Path, given: argparse.Namespace, others: list[str]) -> int:
+    """A conversation by PyTorch."""
     if others:
         raise Refusal(f"chat: {others[0]} is not known for a model that PyTorch runs; leave it out", 2)
     with_torch = importlib.import_module("tandem.finetuning.with_torch")
-    with_torch.chat(run.model, system=given.system, max_tokens=given.max_tokens, temperature=given.temperature, stream_in=sys.stdin,
+    with_torch.chat(model, system=given.system, max_tokens=given.max_tokens, temperature=given.temperature, stream_in=sys.stdin,
                     stream_out=sys.stdout)
     return 0
 

@@ -13,7 +13,7 @@ from ..errors import Error
 from . import defaults
 from .advice import NotFitting
 from .arguments import number
-from .processes import Ended
+from .processes import Ended, end_by_signals
 from .refusal import Refusal
 from .settings import Settings
 from .stages import FineTuning
@@ -57,28 +57,28 @@ def _parser() -> argparse.ArgumentParser:
     add("--offline", action="store_true", help="download nothing")
     group = parser.add_argument_group("training")
     add = group.add_argument
-    add("--lr", type=number(0, 1e3, above=True), help="peak learning rate (default 2e-5 for a billion parameters, times the root of a billion over their "
+    add("--lr", type=number(0, 1e3, above=True), metavar="RATE", help="peak learning rate (default 2e-5 for a billion parameters, times the root of a billion over their "
         "number, 2e-3 at most)")
-    add("--lr-schedule", dest="schedule", choices=("constant", "linear", "cosine", "wsd"), default="cosine", help="its course; it ends at a tenth "
+    add("--lr-schedule", dest="schedule", choices=("constant", "linear", "cosine", "wsd"), default="cosine", help="how the rate falls, to a tenth "
         "(default cosine)")
     add("--warmup", type=number(0, 1), default=defaults.WARMUP, metavar="SHARE", help="of the steps, in which the rate rises (default "
         f"{defaults.WARMUP})")
-    add("--epochs", type=number(0, 1e6, above=True), default=0.0, help="how often the data are gone through (default 15 for a thousand records or less, 2 for "
+    add("--epochs", type=number(0, 1e6, above=True), default=0.0, metavar="TIMES", help="how often the data are gone through (default 15 for a thousand records or less, 2 for "
         "36,000 or more)")
-    add("--steps", type=number(1, many, int), help="in place of --epochs")
-    add("--tokens-per-batch", type=number(1, many, int), metavar="TOKENS", help="of a step (default: those of 128 records, or of a thirtieth of "
+    add("--steps", type=number(1, many, int), help="how many steps to train, in place of --epochs")
+    add("--tokens-per-batch", type=number(1, many, int), metavar="TOKENS", help="tokens of a step (default: those of 128 records, or of a thirtieth of "
         "them where that is less, of 8 at least)")
-    add("--micro-batch", type=number(1, many, int), metavar="ROWS", help=f"computed at once (default: {defaults.USUAL_MICRO_BATCH} tokens, less where "
+    add("--micro-batch", type=number(1, many, int), metavar="ROWS", help=f"rows that are computed at once (default: {defaults.USUAL_MICRO_BATCH} tokens, less where "
         "they do not fit)")
     add("--weight-decay", type=number(0, 1e3), default=0.0, help="of AdamW (default 0)")
     add("--beta1", type=number(0, 0.999999), default=0.9, help="of AdamW (default 0.9)")
     add("--beta2", type=number(0, 0.999999), default=0.95, help="of AdamW (default 0.95)")
     add("--clip", type=number(0, 1e9), default=1.0, help="limit of the gradient norm (default 1; 0: off)")
     add("--seed", type=number(0, (1 << 63) - 1, int), default=42, help="of the order of data (default 42)")
-    add("--patience", type=number(0, many, int), default=defaults.PATIENCE, metavar="EVALUATIONS", help="in a row without a lower loss that end the "
-        f"run (default {defaults.PATIENCE}; 0: off)")
-    add("--eval-every", dest="evaluate_every", type=number(1, many, int), metavar="STEPS", help="evaluate (default: twice an epoch)")
-    add("--checkpoint-every", type=number(1, many, int), metavar="STEPS", help="save (default: as often as it evaluates)")
+    add("--patience", type=number(0, many, int), default=defaults.PATIENCE, metavar="EVALUATIONS", help="end the run after so many evaluations in a "
+        f"row without a lower loss (default {defaults.PATIENCE}; 0: off)")
+    add("--eval-every", dest="evaluate_every", type=number(1, many, int), metavar="STEPS", help="evaluate every so many steps (default: twice an epoch)")
+    add("--checkpoint-every", type=number(1, many, int), metavar="STEPS", help="save every so many steps (default: as often as it evaluates)")
     group = parser.add_argument_group("memory and speed; none of these changes the result but --state")
     add = group.add_argument
     add("--device", default="auto", help="auto, cuda, cuda:N or host (default auto)")
@@ -123,6 +123,7 @@ def settings_of(arguments: Sequence[str]) -> Settings:
 def main(arguments: Sequence[str]) -> int:
     """Runs the command; returns its exit code."""
     try:
+        end_by_signals()
         settings = settings_of(arguments)
         try:
             FineTuning(settings).run()

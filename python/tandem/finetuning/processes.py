@@ -26,6 +26,17 @@ class Ended(Exception):
         self.code = code
 
 
+def _end(number: int, _: object) -> None:
+    raise Ended(128 + number)
+
+
+def end_by_signals() -> None:
+    """From now on SIGTERM and SIGHUP raise Ended, where whoever started this process does not have them ignored."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, _end)
+
+
 def environment() -> dict[str, str]:
     """The environment of the program: its Python, for tokenizers, is this one."""
     return {"TANDEM_PYTHON": sys.executable, **os.environ}

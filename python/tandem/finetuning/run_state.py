@@ -82,8 +82,8 @@ class RunFolder:
         now = as_values(settings)
         for name in sorted((before.keys() | now.keys()) - set(FREE)):
             if before.get(name) != now.get(name):
-                raise Refusal(f"--out {self.out}: it holds a run with {flag_of(name)} {_shown(before.get(name))}, not {_shown(now.get(name))}; "
-                              "give the same to go on, or name another --out", 2)
+                shown = f"{flag_of(name)} {_shown(name, before.get(name))}, not {_shown(name, now.get(name))}"
+                raise Refusal(f"--out {self.out}: it holds a run with {shown}; give the same to go on, or name another --out", 2)
 
     def require_outside(self, data: Sequence[str]) -> None:
         """Refuses a folder within one of the data, whose files would become data of the next call."""
@@ -190,8 +190,9 @@ class RunFolder:
         return facts
 
 
-def _shown(value: Any) -> str:
-    if value is None:
+def _shown(name: str, value: Any) -> str:
+    """A setting as it was given. Of `epochs` 0 stands for the default."""
+    if value is None or (name == "epochs" and value == 0):
         return "left out"
     return " ".join(map(str, value)) if isinstance(value, list) else str(value)
 
