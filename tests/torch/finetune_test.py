@@ -190,7 +190,8 @@ class Loss(RunTest):
         def watched(logits, targets, reduction):
             self.assertEqual(reduction, "sum")
             losses = cross_entropy(logits, targets, reduction="none")
-            found.append(losses.detach())
+            if torch.is_grad_enabled():  # else it only measures time
+                found.append(losses.detach())
             return losses.sum()
 
         with unittest.mock.patch("torch.nn.functional.cross_entropy", watched):
