@@ -31,6 +31,7 @@ struct Settings {
   double update_rate = 0.0;  ///< parameters a second
   std::string state = "fp32", speculate = "off";
   double clip = 1.0;
+  double clip_of_norm = 0.0;  ///< share of the norm of the step before, in place of `clip`; 0: none
 };
 
 /// The value of that name.
@@ -59,7 +60,8 @@ Settings read(int argc, char** argv) {
       {"update_rate", [&](const std::string& v) { s.update_rate = std::stod(v); }},
       {"state", [&](const std::string& v) { s.state = v; }},
       {"speculate", [&](const std::string& v) { s.speculate = v; }},
-      {"clip", [&](const std::string& v) { s.clip = std::stod(v); }}};
+      {"clip", [&](const std::string& v) { s.clip = std::stod(v); }},
+      {"clip_of_norm", [&](const std::string& v) { s.clip_of_norm = std::stod(v); }}};
   for (int i = 1; i < argc; ++i) {
     const std::string word = argv[i];
     const auto equals = word.find('=');
@@ -102,6 +104,7 @@ class Steps {
     options_.state = named(s.state, state_formats);
     options_.speculate = named(s.speculate, std::array{Speculate::off, Speculate::automatic, Speculate::on});
     clip_ = s.clip;
+    clip_of_norm_ = s.clip_of_norm;
     plan_ = make_plan(layout_, options_, profile_of(*device_));
     std::size_t bytes = 0;
     for (const auto& row : model_.memory(device_->ops())) bytes += row.bytes;
@@ -124,6 +127,7 @@ class Steps {
       engine_->begin_step({.lr = 1e-4, .max_grad_norm = clip_});
       model_.train(*engine_, 1e-3F, stream_);
       norm_ = engine_->end_step().gradient_norm;
+      if (clip_of_norm_ > 0.0) clip_ = clip_of_norm_ * norm_;
     }
     engine_->wait();
     device_->synchronize(stream_);
@@ -163,7 +167,7 @@ class Steps {
   ParameterLayout layout_;
   Transformer model_;
   OffloadOptions options_;
-  double clip_ = 1.0;
+  double clip_ = 1.0, clip_of_norm_ = 0.0;
   double norm_ = 0.0;  ///< gradient norm of the last step
   std::unique_ptr<Device> device_;
   Plan plan_;
