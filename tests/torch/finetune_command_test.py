@@ -64,6 +64,9 @@ class Command(unittest.TestCase):
         done = subprocess.run(self.command(*small, "100KiB"), capture_output=True, text=True, env=self.environment, cwd=self.root)
         self.assertEqual(done.returncode, 3, done.stderr)
         self.assertRegex(done.stderr.splitlines()[-1], "^tandem: error: the plan does not fit.*--device-memory .*--row-length$")
+        commands = [line.removeprefix("takes less: ") for line in done.stderr.splitlines() if line.startswith("takes less: ")]
+        self.assertEqual(commands[0], f"tandem finetune model {self.data} --out small --device host --steps 1 --device-memory 100KiB "
+                                      "--state 8bit-moments")
         self.run_command(*small, "64MiB", "--state", "8bit-moments", "--row-length", "65")
 
     def refuse(self, code, words, *arguments):

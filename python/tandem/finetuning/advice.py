@@ -44,6 +44,23 @@ class NotFitting(Refusal):
         return [f"{command} {flags}" for flags in self.flags] + [shlex.join(["tandem", "finetune", *words]) for words in others]
 
 
+class MayFit(Refusal):
+    """A run by PyTorch that does not fit: less than that is not tried before its model is made."""
+
+    def __init__(self, why: str, settings: Settings, row_length: int) -> None:
+        super().__init__(f"{why}, a smaller --state, or a shorter --row-length", 3)
+        smallest = _FORMATS[-1]
+        flags = [] if settings.state == smallest else [f"--state {smallest}"]
+        flags += [f"--row-length {length + 1}" for length in _LENGTHS if length + 1 < row_length][:1]
+        flags += ["--state-dir DIR"] if settings.state_folder is None and settings.host_memory is not None else []
+        self.flags = tuple(flags)
+
+    def commands(self, arguments: Sequence[str]) -> list[str]:
+        """The command line with less memory, in each of these ways."""
+        command = shlex.join(["tandem", "finetune", *arguments])
+        return [f"{command} {flags}" for flags in self.flags]
+
+
 def require_fit(settings: Settings, model: Path, row_length: int) -> None:
     """Refuses a run whose smallest plan does not fit: NotFitting. Other reasons of the plan are a Refusal, too."""
     try:

@@ -11,7 +11,7 @@ from typing import NoReturn
 
 from ..errors import Error
 from . import defaults
-from .advice import NotFitting
+from .advice import MayFit, NotFitting
 from .arguments import number
 from .processes import Ended, end_by_signals
 from .refusal import Refusal
@@ -130,6 +130,10 @@ def main(arguments: Sequence[str]) -> int:
         except NotFitting as refusal:
             for command in refusal.commands(settings, arguments):
                 print(f"would fit: {command}", file=sys.stderr)
+            raise
+        except MayFit as refusal:
+            for command in refusal.commands(arguments):
+                print(f"takes less: {command}", file=sys.stderr)
             raise
     except Refusal as refusal:
         print(f"tandem: error: {refusal}", file=sys.stderr)

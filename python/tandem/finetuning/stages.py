@@ -167,7 +167,7 @@ class FineTuning:
             self.train(model, choices, schedule, lock)
         except PlanError as error:
             self.folder.forget()
-            raise Refusal(f"{str(error).rstrip()}, a smaller --state, or a shorter --row-length", 3) from None
+            raise advice.MayFit(str(error).rstrip(), self.settings, choices.row_length) from None
         except (Refusal, Ended) as error:
             if error.code == 3:
                 self.folder.forget()
