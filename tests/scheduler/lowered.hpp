@@ -98,7 +98,9 @@ struct Lowered {
         for (int l = layout.layer_count() - 1; l >= 0; --l) pass(u, l, at_once);
       }
       EXPECT_TRUE(u.gradients_complete());
-      if (speculates) pass(u, 2, 0);  // of a layer whose updates have been emitted: it sees the old weights
+      // Of layers whose updates have been emitted: they see the old weights.
+      if (speculates) pass(u, layout.layer_count() - 2, 0);
+      if (speculates) pass(u, 2, 0);
       speculates && s % 3 == 1 ? u.retract(tasks) : u.update(tasks);
       u.end_pass();
       if (saving) u.save(tasks);
