@@ -96,15 +96,15 @@ bool EngineSteps::updates_in_backward(const StepOptions& options) const {
 UpdateTime EngineSteps::time_of_updates(const StepOptions& options) const {
   if (updates_in_backward(options)) return UpdateTime::in_backward;
   const bool known = !options.open_ended && options.absent == Absent::refuse;
-  return known && choice_.speculates() && parts_.plan.speculating_parameters() > 0 ? UpdateTime::speculative
-                                                                                   : UpdateTime::after_norm;
+  return known && choice_.speculates() && parts_.plan.speculates() ? UpdateTime::speculative : UpdateTime::after_norm;
 }
 
 void EngineSteps::begin_speculation() {
   const double scale = std::abs(options_.gradient_scale);
   std::optional<double> most_norm;
   if (options_.max_grad_norm > 0.0 && scale > 0.0) most_norm = options_.max_grad_norm / scale;
-  parts_.runner.speculation().begin(settings_of(expected()), parts_.lowering->step(), most_norm);
+  const bool runs = parts_.runner.speculation().begin(settings_of(expected()), parts_.lowering->step(), most_norm);
+  if (!runs) update_time_ = UpdateTime::after_norm;
 }
 
 /// Counts what becomes of a step.
@@ -264,7 +264,7 @@ StepReport EngineSteps::update(const UpdateValues& values) {
   }
   StepReport report = close();
   report.gradient_norm = norm;
-  note_outcome(same(expected(), values));
+  if (parts_.plan.speculate != Speculate::off) note_outcome(same(expected(), values));
   if (!updates_in_backward()) set_update(values);
   report.step = ++status_.step;
   count_missed();

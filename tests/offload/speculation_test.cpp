@@ -33,7 +33,7 @@ ToyOptions speculating(const std::string& policy, StateFormat state = StateForma
   return o;
 }
 
-/// The same training with every update after the norm.
+/// A training with every update after the norm, else the same.
 ToyResult waiting(ToyOptions o) {
   o.offload.speculate = Speculate::off;
   return train_toy(o);
@@ -215,6 +215,7 @@ TEST_P(Speculation, LeavesAloneWhatCannotBeTakenBack) {
   const ToyResult expected = waiting(o), actual = train_toy(o);
   EXPECT_EQ(actual.digest, expected.digest);
   EXPECT_EQ(actual.counters.parameters_speculated, 0U);
+  EXPECT_EQ(actual.counters.confirmed_steps, 0U);
 }
 
 /// A layer that is used once more, when its update may have run: it shows the weights that forward has seen.
