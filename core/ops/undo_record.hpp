@@ -66,7 +66,7 @@ class UndoRun {
   std::size_t bytes_of(const UndoCounts& c) const noexcept {
     return (std::size_t{c.m} + c.v) * undo_moment_bytes(format_) + std::size_t{c.master} * sizeof(std::uint32_t);
   }
-  /// Where those of a block begin, behind those of the blocks before.
+  /// Offset in the pool of a block's old bits, behind those of the blocks before.
   std::size_t pool_offset(std::int64_t block) const noexcept {
     std::size_t offset = 0;
     for (std::int64_t b = 0; b < block; ++b) offset += bytes_of(counts(b));

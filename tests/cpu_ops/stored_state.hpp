@@ -10,7 +10,7 @@
 
 namespace tandem::testing {
 
-/// The same values in any format.
+/// Values of state, the same ones as each format stores them.
 struct Stored {
   StateFormat format;
   std::vector<float> master, m, v;

@@ -98,7 +98,7 @@ struct Lowered {
         for (int l = layout.layer_count() - 1; l >= 0; --l) pass(u, l, at_once);
       }
       EXPECT_TRUE(u.gradients_complete());
-      // Of layers whose updates have been emitted: they see the old weights.
+      // Uses of layers whose updates have been emitted see the old weights.
       if (speculates) pass(u, layout.layer_count() - 2, 0);
       if (speculates) pass(u, 2, 0);
       speculates && s % 3 == 1 ? u.retract(tasks) : u.update(tasks);
