@@ -240,6 +240,12 @@ void HostOps::add_scaled(TensorView x, float factor, TensorView residual, Tensor
            [this, x, factor, residual, y] { fast::add_scaled(*parallel_, x, factor, residual, y); });
 }
 
+void HostOps::preference_loss(const PreferenceLoss&, StreamView) { throw MisuseError("preference_loss is not built"); }
+
+void HostOps::dropout(TensorView, const Dropout&, TensorView, bool, StreamView) { throw MisuseError("dropout is not built"); }
+
+void HostOps::decode(const CodedWeight&, TensorView, StreamView) { throw MisuseError("decode is not built"); }
+
 // -- embedding ---------------------------------------------------------------------------------------------------
 
 void HostOps::embedding(TensorView tokens, TensorView table, TensorView positions, const TokenRows& rows,

@@ -42,6 +42,7 @@ class CudaOps final : public Ops {
   void linear_gelu_backward_input(TensorView dy, TensorView w, TensorView up, TensorView dup,
                                   StreamView stream) override;
   void head_loss(const HeadLoss& head, StreamView stream) override;
+  void preference_loss(const PreferenceLoss& of, StreamView stream) override;
 
   void route(TensorView logits, bool normalized, const Routing& routing, StreamView stream) override;
   void route_backward(TensorView drouting_weights, TensorView logits, bool normalized, const Routing& routing,
@@ -86,6 +87,8 @@ class CudaOps final : public Ops {
                       StreamView stream) override;
   void add(TensorView a, TensorView b, TensorView y, StreamView stream) override;
   void add_scaled(TensorView x, float factor, TensorView residual, TensorView y, StreamView stream) override;
+  void dropout(TensorView x, const Dropout& of, TensorView y, bool accumulate, StreamView stream) override;
+  void decode(const CodedWeight& from, TensorView weight, StreamView stream) override;
 
   void embedding(TensorView tokens, TensorView table, TensorView positions, const TokenRows& rows, TensorView out,
                  StreamView stream) override;
@@ -384,6 +387,12 @@ void CudaOps::add_scaled(TensorView x, float factor, TensorView residual, Tensor
   checks::add_scaled(x, residual, y);
   gpu::add_scaled(x, factor, residual, y, native_stream(stream));
 }
+
+void CudaOps::preference_loss(const PreferenceLoss&, StreamView) { throw MisuseError("preference_loss is not built"); }
+
+void CudaOps::dropout(TensorView, const Dropout&, TensorView, bool, StreamView) { throw MisuseError("dropout is not built"); }
+
+void CudaOps::decode(const CodedWeight&, TensorView, StreamView) { throw MisuseError("decode is not built"); }
 
 // -- embedding ---------------------------------------------------------------------------------------------------
 

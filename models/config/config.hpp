@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "models/config/lora.hpp"
 #include "models/config/rope.hpp"
 
 namespace tandem {
@@ -77,6 +78,7 @@ struct ModelConfig {
   std::int64_t chosen_experts = 0;       ///< K, experts of each token
   bool normalized_weights = false;       ///< weights of a token's experts add up to 1
   ExpertNames expert_names = ExpertNames::mlp;
+  std::optional<LoraConfig> lora{};  ///< adapters of its linear layers
   /// Fields that training does not need and other programs may, unchanged: key of config.json ("eos_token_id") and JSON
   /// of its value.
   std::vector<std::pair<std::string, std::string>> passed_on;
