@@ -303,7 +303,7 @@ class Bench {
   /// work (zeroed buffers, rounded gradients), which has been measured with it: it must not count twice.
   void match_compute(const RunSetup& run, const StepFigures& measured) {
     constexpr int rounds = 6;  // each leaves a small part of the difference
-    const auto seconds = compute_seconds(profile_, work_of(source_.config, run.model->shape()));
+    const auto seconds = compute_seconds(profile_, work_of(source_.config, run.model->shape(), {}, &run.layout));
     for (int round = 0; round < rounds; ++round) {
       auto slower = seconds;
       for (LayerSeconds& s : slower) s = {s.forward * slower_.forward, s.backward * slower_.backward};

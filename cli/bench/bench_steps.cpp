@@ -1,6 +1,7 @@
 #include "cli/bench/bench_steps.hpp"
 
 #include <algorithm>
+#include <numeric>
 #include <vector>
 
 #include "core/base/median.hpp"
@@ -71,7 +72,9 @@ double BenchSteps::one(bool apart) {
       fill(batch.targets);
     }
     probe.begin_forward(loaded_.stream());
-    loaded_.train(first, n, probe, static_cast<float>(1.0 / targets()));
+    std::vector<std::uint64_t> draws(n);
+    std::iota(draws.begin(), draws.end(), first);
+    loaded_.train(first, draws, probe, static_cast<float>(1.0 / targets()));
   }
   clock_.mark(Phase::idle, loaded_.stream());
   const StepReport report = loaded_.engine().end_step();

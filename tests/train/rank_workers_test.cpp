@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <array>
 #include <cmath>
 #include <filesystem>
 #include <fstream>
@@ -19,6 +20,9 @@
 
 namespace tandem {
 namespace {
+
+/// Number of a micro-batch for dropout, of which there is none.
+constexpr std::array<std::uint64_t, 1> one_draw{};
 
 using namespace literals;  // NOLINT: sizes
 using ::testing::HasSubstr;
@@ -77,7 +81,7 @@ struct Team {
     workers->run([&](LoadedModel& member, Rank rank) {
       begin_step(member.engine());
       for (std::int64_t i = 0; i < micro_batches / rank.count; ++i) {
-        member.train(static_cast<std::size_t>(i), 1, member.engine(), scale_of(i * rank.count + rank.index));
+        member.train(static_cast<std::size_t>(i), one_draw, member.engine(), scale_of(i * rank.count + rank.index));
       }
       static_cast<void>(member.engine().end_step());
       member.wait_for_losses();
@@ -263,9 +267,9 @@ TEST(RankWorkers, EndsWhereARankFailsInsideAStep) {
       run.step();
       const auto body = [&](LoadedModel& member, Rank rank) {
         run.begin_step(member.engine());
-        if (rank.index != failing || trained) member.train(0, 1, member.engine(), 1.0F);
+        if (rank.index != failing || trained) member.train(0, one_draw, member.engine(), 1.0F);
         if (rank.index == failing) throw TrainingError("in the middle of a step");
-        member.train(1, 1, member.engine(), 1.0F);
+        member.train(1, one_draw, member.engine(), 1.0F);
         static_cast<void>(member.engine().end_step());
       };
       EXPECT_THROW(run.workers->run(body), TrainingError) << failing;

@@ -14,6 +14,7 @@ StepRunner::StepRunner(PreparedRun& run, RankWorkers& workers)
 
 StepResult StepRunner::step(double lr) {
   const MixSampler::State data_before = run_.sampler->state();
+  first_draw_ = static_cast<std::uint64_t>(data_before.drawn / run_.config().micro_batch);
   StepResult result;
   result.targets = fill_batches();
   if (result.targets == 0) {
@@ -57,10 +58,10 @@ StepReport StepRunner::run_micro_batches(double lr, std::int64_t targets) {
     engine.begin_step(
         {.lr = lr, .max_grad_norm = run_.config().clip, .micro_batches = micro_batches, .gradient_scale = 1.0});
     if (rank.index == 0) {
-      run_passes(member, probe, targets, [&] { probe.begin_forward(member.stream()); });
+      run_passes(member, rank, probe, targets, [&] { probe.begin_forward(member.stream()); });
       clock_.mark(Phase::idle, member.stream());
     } else {
-      run_passes(member, engine, targets, [] {});
+      run_passes(member, rank, engine, targets, [] {});
     }
     const StepReport report = engine.end_step();
     member.wait_for_losses();
@@ -69,14 +70,18 @@ StepReport StepRunner::run_micro_batches(double lr, std::int64_t targets) {
   return of_first;
 }
 
-/// Forward and backward of one rank's micro-batches.
-void StepRunner::run_passes(LoadedModel& member, ParameterAccess& parameters, std::int64_t targets,
+/// Forward and backward of one rank's micro-batches, every workers_.size()-th of the step's.
+void StepRunner::run_passes(LoadedModel& member, Rank rank, ParameterAccess& parameters, std::int64_t targets,
                             const std::function<void()>& begin_forward) {
   const auto at_once = static_cast<std::size_t>(run_.setup.model->shape().micro_batches);
-  const auto all = static_cast<std::size_t>(run_.config().grad_accum) / static_cast<std::size_t>(workers_.size());
-  for (std::size_t first = 0; first < all; first += at_once) {
+  const auto ranks = static_cast<std::size_t>(workers_.size());
+  std::vector<std::uint64_t> draws(static_cast<std::size_t>(run_.config().grad_accum) / ranks);
+  for (std::size_t i = 0; i < draws.size(); ++i) {
+    draws[i] = first_draw_ + i * ranks + static_cast<std::size_t>(rank.index);
+  }
+  for (std::size_t first = 0; first < draws.size(); first += at_once) {
     begin_forward();
-    member.train(first, std::min(at_once, all - first), parameters,
+    member.train(first, std::span(draws).subspan(first, std::min(at_once, draws.size() - first)), parameters,
                  static_cast<float>(1.0 / static_cast<double>(targets)));
   }
 }

@@ -32,13 +32,14 @@ class StepRunner {
  private:
   std::int64_t fill_batches();
   StepReport run_micro_batches(double lr, std::int64_t targets);
-  void run_passes(LoadedModel& member, ParameterAccess& parameters, std::int64_t targets,
+  void run_passes(LoadedModel& member, Rank rank, ParameterAccess& parameters, std::int64_t targets,
                   const std::function<void()>& begin_forward);
   double sum_of_losses() const;
 
   PreparedRun& run_;
   RankWorkers& workers_;
   PhaseClock clock_;
+  std::uint64_t first_draw_ = 0;  ///< number of the step's first micro-batch among all that the run trains
 };
 
 }  // namespace tandem

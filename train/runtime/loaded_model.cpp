@@ -69,8 +69,13 @@ void LoadedModel::download_losses(const HostBatch& batch, std::int64_t micro) {
                       CopyKind::device_to_host, stream_);
 }
 
-void LoadedModel::train(std::size_t first, std::size_t n, ParameterAccess& parameters, float gradient_scale) {
-  for (std::size_t i = 0; i < n; ++i) upload(batch(first + i), static_cast<std::int64_t>(i));
+void LoadedModel::train(std::size_t first, std::span<const std::uint64_t> draws, ParameterAccess& parameters,
+                        float gradient_scale) {
+  const std::size_t n = draws.size();
+  for (std::size_t i = 0; i < n; ++i) {
+    upload(batch(first + i), static_cast<std::int64_t>(i));
+    setup_.model->set_draw(static_cast<std::int64_t>(i), draws[i]);
+  }
   setup_.model->train(parameters, gradient_scale, stream_, static_cast<std::int64_t>(n));
   for (std::size_t i = 0; i < n; ++i) download_losses(batch(first + i), static_cast<std::int64_t>(i));
 }

@@ -45,10 +45,12 @@ class LoadedModel {
   StreamView stream() const noexcept { return stream_; }
   HostBatch batch(std::size_t slot) const;
 
-  /// Queues `n` micro-batches that pass through each layer at once, at most as many as the model's shape has: tokens
-  /// up, forward and backward through `parameters`, losses down into slots `first` ... `first` + n - 1. Asynchronous:
-  /// the slots are the device's until `wait_for_losses`.
-  void train(std::size_t first, std::size_t n, ParameterAccess& parameters, float gradient_scale);
+  /// Queues n micro-batches, as many as `draws` has, that pass through each layer at once, at most as many as the
+  /// model's shape has: tokens up, forward and backward through `parameters`, losses down into slots `first` ...
+  /// `first` + n - 1. Asynchronous: the slots are the device's until `wait_for_losses`. `draws`: number of each
+  /// micro-batch among all that the run trains, by which dropout draws.
+  void train(std::size_t first, std::span<const std::uint64_t> draws, ParameterAccess& parameters,
+             float gradient_scale);
   /// Blocks until everything queued so far on the stream is done. Throws what failed it, StalledError where nothing
   /// moves for OffloadOptions::watchdog_seconds.
   void wait_for_losses();

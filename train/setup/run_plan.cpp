@@ -119,7 +119,7 @@ class RunPlanner {
 
   std::vector<LayerSeconds> compute_of(const RunShape& shape) const {
     std::vector<LayerSeconds> compute =
-        compute_seconds(*machine_.profile, work_of(run_.model_config, shape, config_.sequences));
+        compute_seconds(*machine_.profile, work_of(run_.model_config, shape, config_.sequences, &run_.layout));
     for (LayerSeconds& s : compute) {
       s = {s.forward * machine_.slower.forward, s.backward * machine_.slower.backward};
     }
