@@ -38,6 +38,12 @@ std::string prometheus_text(const RunMetrics& run) {
   add("tandem_steps_planned", "gauge", "Steps that the run is to take.", count(run.steps));
   add("tandem_tokens_total", "counter", "Target tokens trained on, padding not counted.", count(run.tokens));
   add("tandem_skipped_steps_total", "counter", "Steps that left no trace.", count(run.skipped));
+  add("tandem_speculated_parameters_total", "counter",
+      "Parameters updated before the gradient norm was known, since the process began.", count(run.speculated));
+  add("tandem_confirmed_steps_total", "counter", "Steps whose updates ran before the norm was known, and stayed.",
+      count(run.confirmed));
+  add("tandem_rolled_back_steps_total", "counter",
+      "Steps whose updates ran before the norm was known, and were taken back.", count(run.rolled_back));
   add("tandem_loss", "gauge", "Mean loss of the last step's targets.", m.loss);
   add("tandem_gradient_norm", "gauge", "Global norm of the last step's gradient, before clipping.", m.grad_norm);
   add("tandem_learning_rate", "gauge", "Of the last step.", m.lr);

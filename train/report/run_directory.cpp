@@ -102,7 +102,9 @@ std::string StepMetrics::json() const {
                            {"d2h_bytes_per_second", finite(use.d2h_bytes_per_second)},
                            {"dram_bytes_per_second", finite(use.dram_bytes_per_second)},
                            {"device_bytes", device_bytes},
-                           {"skipped", skipped}};
+                           {"skipped", skipped},
+                           {"speculated_parameters", speculated_parameters},
+                           {"speculation", speculation.empty() ? nlohmann::ordered_json() : speculation}};
   if (eval_loss) j["eval_loss"] = finite(*eval_loss);
   return json_text(j);
 }

@@ -5,6 +5,7 @@
 #include <fstream>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "train/report/resource_use.hpp"
@@ -40,6 +41,9 @@ struct StepMetrics {
   ResourceUse use;
   std::uint64_t device_bytes = 0;
   bool skipped = false;
+  std::uint64_t speculated_parameters = 0;  ///< updated in it before its norm was known, padding counted
+  std::string_view
+      speculation;  ///< outcome of its updates, where some could run before: "confirmed", "rolled_back"; else empty
   std::optional<double> eval_loss;
   std::string json() const;
 };
