@@ -41,6 +41,7 @@ int run(const std::string& policy) {
   options.subgroup_size = layout_quantum;
   options.resident_layers = 0;
   options.prefetch_layers = 2;
+  options.speculate = Speculate::off;  // as many tasks in every step
   const Plan plan = make_plan(layout, options, {device.info().capacity, 0});
   OffloadEngine engine(device, layout, options, plan);
   const Stream stream = device.make_stream("compute");

@@ -199,7 +199,7 @@ Plan improve(const ParameterLayout& layout, const OffloadOptions& options, const
     }
     wish = knobs;
   }
-  if (options.speculate == Speculate::automatic) {
+  if (options.speculate == Speculate::automatic && plan.shares().cpu > 0) {
     wish.speculates = true;
     attempt(wish);
   }

@@ -93,7 +93,7 @@ struct TrainConfig {
   std::uint64_t seed = 42;
   std::string freeze;
   OnNonfinite on_nonfinite = OnNonfinite::skip;
-  Speculate speculate = Speculate::off;
+  Speculate speculate = Speculate::automatic;
   std::int64_t eval_every = 0;
   std::int64_t checkpoint_every = 0;
   int keep = 2;
@@ -133,6 +133,9 @@ const std::vector<ConfigField>& config_fields();
 const ConfigField* find_config_field(std::string_view name);
 /// Sets one field from texts (several for a list, which they replace). Throws UsageError "--name VALUE: ...".
 void set_config_field(TrainConfig& config, const ConfigField& field, const std::vector<std::string>& values);
+
+/// Why no update of such a run can run ahead of the gradient norm; empty where some may.
+std::string_view why_none_speculates(const TrainConfig& config) noexcept;
 
 /// TOML with every field that is set. Reads back as the same configuration.
 std::string config_toml(const TrainConfig& config);

@@ -338,9 +338,9 @@ void add_machine_fields(std::vector<ConfigField>& all) {
        {"8bit-moments", StateFormat::byte_moments},
        {"lion", StateFormat::lion}}));
   all.push_back(choice<Speculate>(
-      {"speculate", "WHEN", "off", "on",
-       "updates on the CPU before the gradient norm is known, taken back to the bit where it clips: off, auto (while most "
-       "steps are not clipped), on"},
+      {"speculate", "WHEN", "auto", "off",
+       "updates on the CPU before the gradient norm is known, taken back to the bit where it clips: off, auto (where there "
+       "is host memory for it, while most steps are not clipped), on"},
       &C::speculate, {{"off", Speculate::off}, {"auto", Speculate::automatic}, {"on", Speculate::on}}));
   all.push_back(text({"state-dir", "DIR", "none: all of it is in memory", "/mnt/nvme",
                       "folder on a fast disk, for the optimizer state that host memory has no room for; read and "

@@ -198,7 +198,8 @@ void StepLoop::end_step(StepMetrics metrics, const StepResult& result, double be
 void StepLoop::maybe_replan(const EngineCounters& counters) {
   const std::int64_t step = run_.record.step;
   if (!replanner_ || step == run_.config().steps) return;
-  const auto change = replanner_->after_step(rates_between(statistics_.before(), counters));
+  const auto change =
+      replanner_->after_step(rates_between(statistics_.before(), counters, run_.setup.plan.counts_on_speculation()));
   if (!change) return;
   workers_.first().engine().adopt(change->plan);
   run_.setup.plan = change->plan;

@@ -54,7 +54,7 @@ OffloadOptions offload_options(const TrainConfig& c) {
   o.adamw.eps = c.eps;
   o.adamw.weight_decay = c.weight_decay;
   o.on_nonfinite = c.on_nonfinite;
-  o.speculate = c.speculate;
+  o.speculate = why_none_speculates(c).empty() ? c.speculate : Speculate::off;
   o.clips = c.clip > 0.0;
   return o;
 }
