@@ -1,6 +1,5 @@
 #pragma once
 // Tasks of a lane that may run, the most urgent first.
-#include <algorithm>
 #include <cstdint>
 
 #include "scheduler/tasks/ring.hpp"
@@ -8,9 +7,9 @@
 
 namespace tandem {
 
-/// Sorted by priority, then id, in a ring. Tasks get ready nearly in the order in which they are to run, so that most
-/// are appended, and the rest move few: of those before and those behind its place the fewer. Allocates nothing once it
-/// has been as long as it gets.
+/// Sorted by priority, then id, in a ring. Tasks get ready nearly in the order in which they are to run, or, released by
+/// one that all have waited for, in the reverse: most come last or first. The rest move few: of those before and those
+/// behind its place the fewer. Allocates nothing once it has been as long as it gets.
 class ReadyQueue {
  public:
   bool empty() const noexcept { return keys_.empty(); }
@@ -21,6 +20,8 @@ class ReadyQueue {
     const std::int64_t key = priority << id_bits | id;
     if (empty() || keys_[keys_.end() - 1] < key) {
       keys_.push() = key;
+    } else if (key < keys_[keys_.begin()]) {
+      keys_.push_front() = key;
     } else {
       insert(key);
     }
@@ -32,27 +33,8 @@ class ReadyQueue {
   static constexpr int id_bits = 44;
   static constexpr TaskId most_ids = (TaskId{1} << id_bits) - 1;
 
-  void insert(std::int64_t key) {
-    const std::int64_t at = place_of(key);
-    if (at - keys_.begin() < keys_.end() - at) {
-      keys_.push_front();
-      for (std::int64_t i = keys_.begin(); i < at - 1; ++i) keys_[i] = keys_[i + 1];
-      keys_[at - 1] = key;
-    } else {
-      keys_.push();
-      for (std::int64_t i = keys_.end() - 1; i > at; --i) keys_[i] = keys_[i - 1];
-      keys_[at] = key;
-    }
-  }
-  /// Number of the first key above this one.
-  std::int64_t place_of(std::int64_t key) const noexcept {
-    std::int64_t low = keys_.begin();
-    for (std::int64_t high = keys_.end(); low < high;) {
-      const std::int64_t middle = low + (high - low) / 2;
-      (keys_[middle] < key ? low : high) = keys_[middle] < key ? middle + 1 : middle;
-    }
-    return low;
-  }
+  void insert(std::int64_t key);
+  std::int64_t place_of(std::int64_t key) const noexcept;
 
   Ring<std::int64_t> keys_;  ///< priority above, id below: one comparison
 };
