@@ -9,6 +9,7 @@ import argparse
 import json
 import sys
 
+import acceptance
 import adam
 import beside_torch
 import checkpoint
@@ -32,7 +33,7 @@ import speculate
 import state_file
 import streaming
 
-BENCHMARKS = {"adam": adam, "checkpoint": checkpoint, "cpu-experts": cpu_experts, "cpu-train": cpu_train,
+BENCHMARKS = {"acceptance": acceptance, "adam": adam, "checkpoint": checkpoint, "cpu-experts": cpu_experts, "cpu-train": cpu_train,
               "engine": engine,
               "five-policies": five_policies, "gpu-kernels": gpu_kernels, "gpu-policies": gpu_policies,
               "gpu-training": gpu_training, "metrics": metrics, "overlap": overlap, "packing": packing, "predict": predict,
