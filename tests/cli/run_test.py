@@ -479,6 +479,23 @@ class Models(ProgramTest):
 
 
 class WhatIf(ProgramTest):
+    def test_a_plan_tells_what_a_step_takes_that_is_not_clipped(self):
+        profile = pathlib.Path(__file__).parents[2] / "profiles" / "8gb-pcie4.toml"
+
+        def predicted(speculate, *flags, policy="host"):
+            done = self.succeed(self.run_program("plan", "--model", "gpt2", "--policy", policy, "--seq-len", "128", "--profile", profile,
+                                                 "--speculate", speculate, "--json", *flags))
+            return json.loads(done.stdout)["predicted"]
+        waits, ahead = predicted("off"), predicted("on")
+        self.assertLess(ahead["step_seconds"], 0.95 * waits["step_seconds"])
+        self.assertEqual(ahead["confirmed_step_seconds"], ahead["step_seconds"])
+        self.assertIsNone(waits["confirmed_step_seconds"])
+        default = predicted("auto")
+        self.assertEqual(default["step_seconds"], waits["step_seconds"])
+        self.assertAlmostEqual(default["confirmed_step_seconds"], ahead["step_seconds"], delta=1e-4)
+        self.assertIsNone(predicted("auto", policy="device")["confirmed_step_seconds"])
+        self.assertIsNone(predicted("auto", "--state", "lion")["confirmed_step_seconds"])
+
     def test_a_plan_over_a_profile_heeds_the_state_format(self):
         profile = pathlib.Path(__file__).parents[2] / "profiles" / "8gb-pcie4.toml"
         bytes_of = {}

@@ -75,6 +75,18 @@ TEST(PlanOfSpeculation, TakesTheHostMemoryThatIsLeft) {
   }
 }
 
+TEST(PlanOfSpeculation, InsistsOnNoMemoryThatIsNotFree) {
+  OffloadOptions options = speculating_by_default("host");
+  const std::size_t all = make_plan(layers_and_embedding(), options, {350_MiB, 0}).memory.host_bytes();
+  options.host_memory = all;
+  PlanningFacts facts{350_MiB, all - 1};
+  facts.host_limit = 2 * all;
+  EXPECT_FALSE(make_plan(layers_and_embedding(), options, facts).speculates());
+  EXPECT_TRUE(make_plan(layers_and_embedding(), with_speculation(options, Speculate::on), facts).speculates());
+  facts.host_available = all;
+  EXPECT_TRUE(make_plan(layers_and_embedding(), options, facts).speculates());
+}
+
 TEST(PlanOfSpeculation, SendsNoStateToAFile) {
   const ParameterLayout layout = layers_and_embedding();
   OffloadOptions options = speculating_by_default("host");
