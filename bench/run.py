@@ -10,6 +10,7 @@ import json
 import sys
 
 import adam
+import adam_before
 import beside_torch
 import checkpoint
 import cpu_experts
@@ -32,7 +33,7 @@ import speculate
 import state_file
 import streaming
 
-BENCHMARKS = {"adam": adam, "checkpoint": checkpoint, "cpu-experts": cpu_experts, "cpu-train": cpu_train,
+BENCHMARKS = {"adam": adam, "adam-before": adam_before, "checkpoint": checkpoint, "cpu-experts": cpu_experts, "cpu-train": cpu_train,
               "engine": engine,
               "five-policies": five_policies, "gpu-kernels": gpu_kernels, "gpu-policies": gpu_policies,
               "gpu-training": gpu_training, "metrics": metrics, "overlap": overlap, "packing": packing, "predict": predict,
