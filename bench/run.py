@@ -30,6 +30,7 @@ import published
 import sample
 import simulate
 import speculate
+import speculate_kernels
 import state_file
 import streaming
 
@@ -37,7 +38,7 @@ BENCHMARKS = {"adam": adam, "adam-before": adam_before, "checkpoint": checkpoint
               "engine": engine,
               "five-policies": five_policies, "gpu-kernels": gpu_kernels, "gpu-policies": gpu_policies,
               "gpu-training": gpu_training, "metrics": metrics, "overlap": overlap, "packing": packing, "predict": predict,
-              "published": published, "sample": sample, "simulate": simulate, "speculate": speculate,
+              "published": published, "sample": sample, "simulate": simulate, "speculate": speculate, "speculate-kernels": speculate_kernels,
               "state-file": state_file, "streaming": streaming,
               "torch": beside_torch}
 
