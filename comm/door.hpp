@@ -32,6 +32,8 @@ class Door {
   Door& operator=(const Door&) = delete;
 
   int port() const noexcept { return at_.port(); }
+  /// Address in numbers.
+  std::string address() const { return at_.address().to_string(); }
   /// Begins to let ranks in.
   void open(std::string secret, OnRank on_rank);
   /// Listens no more, and drops those who wait to be let in.

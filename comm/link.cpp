@@ -42,6 +42,12 @@ Link::Link(tcp::socket socket, std::size_t limit_bytes)
   socket_.set_option(tcp::no_delay(true), ignored);
 }
 
+std::string Link::local_address() const {
+  error_code error;
+  const tcp::endpoint endpoint = socket_.local_endpoint(error);
+  return error ? "" : endpoint.address().to_string();
+}
+
 void Link::handle(OnMessage on_message, OnEnd on_end, std::size_t limit_bytes) {
   on_message_ = std::move(on_message);
   on_end_ = std::move(on_end);

@@ -40,6 +40,8 @@ class Link : public std::enable_shared_from_this<Link> {
 
   /// Address and port of the other side.
   const std::string& peer() const noexcept { return peer_; }
+  /// Address of this side, in numbers.
+  std::string local_address() const;
   std::chrono::steady_clock::time_point last_heard() const noexcept { return last_heard_; }
 
  private:

@@ -75,6 +75,7 @@ class Rendezvous::Impl {
   Impl& operator=(const Impl&) = delete;
 
   Rank rank() const noexcept { return options_.rank; }
+  const std::string& address() const noexcept { return address_; }
   Mailbox& mailbox() noexcept { return mailbox_; }
   /// Sends a message of this rank to rank 0.
   void say(Message message);
@@ -106,6 +107,7 @@ class Rendezvous::Impl {
   const RendezvousOptions options_;
   const std::chrono::duration<double> silence_;
   Mailbox mailbox_;
+  std::string address_;  ///< set before the start
   asio::io_context context_{1};
   asio::executor_work_guard<asio::io_context::executor_type> work_{context_.get_executor()};
   asio::steady_timer timer_{context_};
@@ -164,6 +166,7 @@ void Rendezvous::Impl::begin_as_host() {
   std::string from = "this process";
   if (count > 1) {
     door_.emplace(context_, options_.host, options_.port);
+    address_ = door_->address();
     from = fmt::format("{}:{}", options_.host, door_->port());
     if (options_.listening) options_.listening(door_->port());
     door_->open(options_.secret,
@@ -241,6 +244,7 @@ void Rendezvous::Impl::lose_silent_ranks() {
 void Rendezvous::Impl::arrived(std::shared_ptr<Link> link, std::exception_ptr error) {
   if (error) return mailbox_.end(std::move(error));
   links_[0] = std::move(link);
+  address_ = links_[0]->local_address();
   opened();
   links_[0]->handle([this](const Message& message) { hear(message); },
                     [this](const std::string& why) {
@@ -346,6 +350,8 @@ Rendezvous::Rendezvous(RendezvousOptions options) {
 Rendezvous::~Rendezvous() = default;
 
 Rank Rendezvous::rank() const noexcept { return impl_->rank(); }
+
+const std::string& Rendezvous::address() const noexcept { return impl_->address(); }
 
 std::vector<std::string> Rendezvous::meet(std::size_t meeting, const std::string& call, std::string value) {
   if (value.size() > value_limit) {

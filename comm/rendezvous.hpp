@@ -45,6 +45,9 @@ class Rendezvous {
   Rendezvous& operator=(const Rendezvous&) = delete;
 
   Rank rank() const noexcept;
+  /// Address in numbers by which this process and rank 0 reach each other; on rank 0 the one at which it has listened.
+  /// Empty in a group of one.
+  const std::string& address() const noexcept;
 
   /// Meets all ranks, each of which brings a value of at most value_limit bytes. Blocks; returns the values by rank.
   /// `call` says what the meeting is for, its first word in errors; it must be the same text on all ranks (MisuseError
