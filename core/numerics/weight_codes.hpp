@@ -81,12 +81,17 @@ TANDEM_HD std::uint32_t nf4_code_at(const std::byte* codes, std::int64_t i) {
 
 TANDEM_HD float nf4_value(std::uint32_t code, float absmax) { return mul(nf4_relative(code), absmax); }
 
+/// Power of ten of decade 0 to 6.
+TANDEM_HD float decade_of_scales(int decade) {
+  const float low = decade == 0 ? 1e-6F : decade == 1 ? 1e-5F : decade == 2 ? 1e-4F : 1e-3F;
+  return decade < 4 ? low : decade == 4 ? 1e-2F : decade == 5 ? 1e-1F : 1.0F;
+}
+
 /// Number of a byte that stands for a scale, relative to the largest of its block: the signed dynamic map of
 /// bitsandbytes (Dettmers, arXiv 1511.04561). From code 128 up each power of ten has twice the numbers of the one
 /// below, which lie in the middle between equidistant bounds; below 127, which is zero, are their negatives; the last
 /// is 1.
 TANDEM_HD float scale_of_byte(std::uint32_t byte) {
-  constexpr float powers[] = {1e-6F, 1e-5F, 1e-4F, 1e-3F, 1e-2F, 1e-1F, 1.0F};
   constexpr std::uint32_t zero = 127, one = 255;
   if (byte == zero) return 0.0F;
   if (byte == one) return 1.0F;
@@ -100,7 +105,7 @@ TANDEM_HD float scale_of_byte(std::uint32_t byte) {
     return i < (count + 1) / 2 ? fma(step, static_cast<float>(i), 0.1F)
                                : fma(-step, static_cast<float>(count - i), 1.0F);
   };
-  const float magnitude = mul(powers[decade], mul(0.5F, add(bound(place), bound(place + 1))));
+  const float magnitude = mul(decade_of_scales(decade), mul(0.5F, add(bound(place), bound(place + 1))));
   return byte > zero ? magnitude : -magnitude;
 }
 
@@ -124,11 +129,15 @@ TANDEM_HD Nf4Scales nf4_scales(WeightCode code, const CodedShape& shape, const f
   return {nullptr, reinterpret_cast<const std::uint8_t*>(scales), scales + (nf4_blocks(shape) + 3) / 4};
 }
 
+/// Largest magnitude of a block whose scale is a byte; `relative`: scale_of_byte() of that.
+TANDEM_HD float absmax_of_byte(const Nf4Scales& scales, std::int64_t block, float relative) {
+  return add(mul(relative, scales.of_bytes[1 + block / nf4_scale_block]), scales.of_bytes[0]);
+}
+
 /// Largest magnitude of a block, with which its codes are multiplied.
 TANDEM_HD float absmax_of(const Nf4Scales& scales, std::int64_t block) {
   if (scales.floats != nullptr) return scales.floats[block];
-  const float relative = scale_of_byte(scales.bytes[block]);
-  return add(mul(relative, scales.of_bytes[1 + block / nf4_scale_block]), scales.of_bytes[0]);
+  return absmax_of_byte(scales, block, scale_of_byte(scales.bytes[block]));
 }
 
 // -- fp8 --------------------------------------------------------------------------------------------------

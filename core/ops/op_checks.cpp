@@ -403,6 +403,23 @@ void add_scaled(const TensorView& x, const TensorView& residual, const TensorVie
   Operands("add_scaled").pointwise(x, {{"residual", residual ? residual : x}, {"y", y}});
 }
 
+void dropout(const TensorView& x, const Dropout& of, const TensorView& y, bool accumulate) {
+  const Operands check("dropout");
+  check.that(of.rate >= 0.0F && of.rate < 1.0F, fmt::format("the rate is {}, not from 0 to below 1", of.rate));
+  check.pointwise(x, {{"y", y}});
+  check.that(!accumulate || x.data != y.data, "x is added to itself");
+}
+
+void decode(const CodedWeight& from, const TensorView& weight) {
+  const Operands check("decode");
+  check.that(from.code != WeightCode::none, "the weight has no code");
+  const int rank = weight.shape.rank();
+  check.that(rank == 2 || rank == 3, fmt::format("weight is {}, should be (O, I) or (E, O, I)", text(weight)));
+  check.require(weight, "weight", DType::bf16, weight.shape);
+  const bool is_there = from.codes != nullptr && from.scales != nullptr;
+  check.that(is_there || weight.count() == 0, "there are no codes or no scales");
+}
+
 // -- embedding ---------------------------------------------------------------------------------------------------
 
 void embedding(const TensorView& tokens, const TensorView& table, const TensorView& positions, const TokenRows& rows,

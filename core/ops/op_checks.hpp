@@ -54,6 +54,8 @@ void gated_backward(std::string_view name, const TensorView& dy, const TensorVie
                     const TensorView& dgate, const TensorView& dup);
 void add(const TensorView& a, const TensorView& b, const TensorView& y);
 void add_scaled(const TensorView& x, const TensorView& residual, const TensorView& y);
+void dropout(const TensorView& x, const Dropout& of, const TensorView& y, bool accumulate);
+void decode(const CodedWeight& from, const TensorView& weight);
 
 void embedding(const TensorView& tokens, const TensorView& table, const TensorView& positions, const TokenRows& rows,
                const TensorView& out);

@@ -242,9 +242,15 @@ void HostOps::add_scaled(TensorView x, float factor, TensorView residual, Tensor
 
 void HostOps::preference_loss(const PreferenceLoss&, StreamView) { throw MisuseError("preference_loss is not built"); }
 
-void HostOps::dropout(TensorView, const Dropout&, TensorView, bool, StreamView) { throw MisuseError("dropout is not built"); }
+void HostOps::dropout(TensorView x, const Dropout& of, TensorView y, bool accumulate, StreamView stream) {
+  checks::dropout(x, of, y, accumulate);
+  enqueue_(stream, "dropout", [this, x, of, y, accumulate] { fast::dropout(*parallel_, x, of, y, accumulate); });
+}
 
-void HostOps::decode(const CodedWeight&, TensorView, StreamView) { throw MisuseError("decode is not built"); }
+void HostOps::decode(const CodedWeight& from, TensorView weight, StreamView stream) {
+  checks::decode(from, weight);
+  enqueue_(stream, "decode", [this, from, weight] { fast::decode(*parallel_, from, weight); });
+}
 
 // -- embedding ---------------------------------------------------------------------------------------------------
 

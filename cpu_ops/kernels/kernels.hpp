@@ -79,6 +79,9 @@ void geglu_backward(Parallel& parallel, TensorView dy, TensorView gate, TensorVi
                     TensorView dup);
 void add(Parallel& parallel, TensorView a, TensorView b, TensorView y);
 void add_scaled(Parallel& parallel, TensorView x, float factor, TensorView residual, TensorView y);
+void dropout(Parallel& parallel, TensorView x, const Dropout& of, TensorView y, bool accumulate);
+
+void decode(Parallel& parallel, const CodedWeight& from, TensorView weight);
 
 /// Throws MisuseError for a token that is negative or not below V, before anything is written.
 void embedding(Parallel& parallel, TensorView tokens, TensorView table, TensorView positions, const TokenRows& rows,

@@ -45,6 +45,9 @@ void geglu(TensorView gate, TensorView up, TensorView y);
 void geglu_backward(TensorView dy, TensorView gate, TensorView up, TensorView dgate, TensorView dup);
 void add(TensorView a, TensorView b, TensorView y);
 void add_scaled(TensorView x, float factor, TensorView residual, TensorView y);
+void dropout(TensorView x, const Dropout& of, TensorView y, bool accumulate);
+
+void decode(const CodedWeight& from, TensorView weight);
 
 void embedding(TensorView tokens, TensorView table, TensorView positions, const TokenRows& rows, TensorView out);
 void embedding_backward(TensorView dout, TensorView tokens, const TokenRows& rows, TensorView dtable,
