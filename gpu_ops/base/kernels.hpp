@@ -33,6 +33,12 @@ void add(TensorView a, TensorView b, TensorView y, CUstream_st* stream);
 void add_scaled(TensorView x, float factor, TensorView residual, TensorView y, CUstream_st* stream);
 void rope(TensorView x, TensorView table, RecordsView records, bool inverse, CUstream_st* stream);
 
+// -- dropout.cu ----------------------------------------------------------------------------------------------------
+void dropout(TensorView x, const Dropout& of, TensorView y, bool accumulate, CUstream_st* stream);
+
+// -- decode.cu: the bits of core/numerics --------------------------------------------------------------------------
+void decode(const CodedWeight& from, TensorView weight, CUstream_st* stream);
+
 // -- norms.cu ------------------------------------------------------------------------------------------------------
 void layer_norm(TensorView x, TensorView weight, TensorView bias, TensorView y, TensorView mean, TensorView rstd,
                 float eps, CUstream_st* stream);

@@ -390,9 +390,15 @@ void CudaOps::add_scaled(TensorView x, float factor, TensorView residual, Tensor
 
 void CudaOps::preference_loss(const PreferenceLoss&, StreamView) { throw MisuseError("preference_loss is not built"); }
 
-void CudaOps::dropout(TensorView, const Dropout&, TensorView, bool, StreamView) { throw MisuseError("dropout is not built"); }
+void CudaOps::dropout(TensorView x, const Dropout& of, TensorView y, bool accumulate, StreamView stream) {
+  checks::dropout(x, of, y, accumulate);
+  gpu::dropout(x, of, y, accumulate, native_stream(stream));
+}
 
-void CudaOps::decode(const CodedWeight&, TensorView, StreamView) { throw MisuseError("decode is not built"); }
+void CudaOps::decode(const CodedWeight& from, TensorView weight, StreamView stream) {
+  checks::decode(from, weight);
+  gpu::decode(from, weight, native_stream(stream));
+}
 
 // -- embedding ---------------------------------------------------------------------------------------------------
 
