@@ -19,6 +19,7 @@
 #include "train/hf/hf_weights.hpp"
 #include "train/hf/model_folder.hpp"
 #include "train/hf/model_names.hpp"
+#include "train/hf/quantized_config.hpp"
 #include "train/hf/tokenizer_files.hpp"
 
 namespace tandem {
@@ -52,10 +53,11 @@ ModelSource from_checkpoint(std::unique_ptr<Checkpoint> checkpoint) {
 }
 
 ModelSource from_config_file(const fs::path& file) {
-  HfDescription description = read_hf_config(file);
+  StoredDescription read = read_description(file);
   ModelSource source;
-  source.config = std::move(description.config);
-  source.bytes = description.token_kind == "bytes";
+  source.config = std::move(read.description.config);
+  source.bytes = read.description.token_kind == "bytes";
+  source.stored_code = read.code;
   return source;
 }
 
@@ -351,6 +353,15 @@ ParameterValues initial_values(const ModelSource& source, const ParameterLayout&
   }
   return [config = source.config, seed, threads](const Parameter& p, std::int64_t first, std::span<float> values) {
     initialize_parameter(config, p, seed, first, values, threads);
+  };
+}
+
+ParameterCodes initial_codes(const ModelSource& source, const ParameterLayout& layout) {
+  if (!source.weights) return [](const Parameter&, CodeSink&) { return false; };
+  const auto weights = source.weights->weights();
+  weights->check(source.config, layout);
+  return [weights, config = source.config](const Parameter& p, CodeSink& sink) {
+    return weights->read_codes(config, p, sink);
   };
 }
 

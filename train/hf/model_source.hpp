@@ -12,6 +12,7 @@
 #include "core/host/parallel.hpp"
 #include "core/numerics/adam_state.hpp"
 #include "core/params/parameter_layout.hpp"
+#include "core/params/weight_encoder.hpp"
 #include "io/checkpoint.hpp"
 #include "models/config/config.hpp"
 
@@ -26,6 +27,9 @@ struct ModelSource {
   std::unique_ptr<Checkpoint> checkpoint;  ///< null: none
   bool bytes = false;                      ///< its tokens are known to be bytes of text
   std::vector<FileBeside> beside;          ///< tokenizer and generation files that came with the weights
+  /// Code that the weights of the linear layers are stored in, as bitsandbytes wrote them: the one that takes them over
+  /// as they are.
+  WeightCode stored_code = WeightCode::none;
   /// Closes the files of the weights, for when these have been loaded. They are opened again where they are asked for.
   void close_weights() const;
   bool loads_weights() const noexcept { return weights != nullptr || checkpoint != nullptr; }
@@ -71,5 +75,11 @@ using ParameterValues = std::function<void(const Parameter&, std::int64_t first,
 /// warned of by name when it has been read.
 ParameterValues initial_values(const ModelSource& source, const ParameterLayout& layout, std::uint64_t seed,
                                Parallel* threads = nullptr);
+
+/// Hands codes and scales of a coded parameter that is stored so to a sink; false where it is to be encoded of its
+/// values.
+using ParameterCodes = std::function<bool(const Parameter&, CodeSink& sink)>;
+/// Codes that the source's weights have already, checked as above.
+ParameterCodes initial_codes(const ModelSource& source, const ParameterLayout& layout);
 
 }  // namespace tandem
