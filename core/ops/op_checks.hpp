@@ -11,6 +11,7 @@ void linear_rows(const TensorView& x, const TensorView& w, const TensorView& bia
 void linear_backward_input(const TensorView& dy, const TensorView& w, const TensorView& dx);
 void linear_backward_weight(const TensorView& dy, const TensorView& x, const TensorView& dw, const TensorView& dbias);
 void head_loss(const HeadLoss& head);
+void preference_loss(const PreferenceLoss& of);
 
 void route(const TensorView& logits, const Routing& routing);
 void route_backward(const TensorView& drouting_weights, const TensorView& logits, const Routing& routing,

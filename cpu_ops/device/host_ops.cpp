@@ -60,6 +60,11 @@ void HostOps::head_loss(const HeadLoss& head, StreamView stream) {
   enqueue_(stream, "head_loss", [this, head, lent = workspace_] { fast::head_loss(*parallel_, lent, head); });
 }
 
+void HostOps::preference_loss(const PreferenceLoss& of, StreamView stream) {
+  checks::preference_loss(of);
+  enqueue_(stream, "preference_loss", [this, of] { fast::preference_loss(*parallel_, of); });
+}
+
 // -- experts -----------------------------------------------------------------------------------------------------
 
 void HostOps::route(TensorView logits, bool normalized, const Routing& routing, StreamView stream) {
@@ -239,8 +244,6 @@ void HostOps::add_scaled(TensorView x, float factor, TensorView residual, Tensor
   enqueue_(stream, "add_scaled",
            [this, x, factor, residual, y] { fast::add_scaled(*parallel_, x, factor, residual, y); });
 }
-
-void HostOps::preference_loss(const PreferenceLoss&, StreamView) { throw MisuseError("preference_loss is not built"); }
 
 void HostOps::dropout(TensorView, const Dropout&, TensorView, bool, StreamView) { throw MisuseError("dropout is not built"); }
 

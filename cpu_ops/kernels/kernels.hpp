@@ -43,6 +43,7 @@ std::size_t head_loss_scratch(std::int64_t tokens, std::int64_t channels, std::i
                               int threads, std::int64_t written = 0, bool token_rows = false);
 /// Throws MisuseError for a target, or one of the `tokens`, that is not below V.
 void head_loss(Parallel& parallel, const Workspace& workspace, const HeadLoss& head);
+void preference_loss(Parallel& parallel, const PreferenceLoss& of);
 
 std::size_t attention_scratch(std::int64_t sequence, std::int64_t head_dim, int threads);
 void attention(Parallel& parallel, const Workspace& workspace, HeadsView q, HeadsView k, HeadsView v, TensorView out,

@@ -10,6 +10,7 @@ void linear(TensorView x, TensorView w, TensorView bias, TensorView y);
 void linear_backward_input(TensorView dy, TensorView w, TensorView dx, bool accumulate);
 void linear_backward_weight(TensorView dy, TensorView x, TensorView dw, TensorView dbias);
 void head_loss(const HeadLoss& head);
+void preference_loss(const PreferenceLoss& of);
 
 void route(TensorView logits, bool normalized, const Routing& routing);
 void route_backward(TensorView drouting_weights, TensorView logits, bool normalized, const Routing& routing,

@@ -89,6 +89,9 @@ struct LogitRows {
   void* gradient = nullptr;
   DType gradient_dtype = DType::f32;
   float gradient_scale = 1.0F;
+  /// Null, or factors of gradient_scale: one for each `sequence` rows, the first of which is `first_row` here.
+  const float* factors = nullptr;
+  std::int64_t sequence = 1, first_row = 0;
   std::int64_t rows = 0, size = 0, stride = 0;
   RowScale* scales = nullptr;  ///< (n) written by softmax_loss(), or null; read by softmax_gradients()
   std::int64_t first = 0;      ///< softmax_gradients() alone: index in the vocabulary of the first of these logits
@@ -96,6 +99,9 @@ struct LogitRows {
 void softmax_loss(const LogitRows& rows, CUstream_st* stream);
 /// Gradients of some columns of the logits, to the bits of softmax_loss().
 void softmax_gradients(const LogitRows& rows, CUstream_st* stream);
+
+// -- preference.cu -------------------------------------------------------------------------------------------------
+void preference_loss(const PreferenceLoss& of, CUstream_st* stream);
 
 /// Columns of a matrix: of each of n rows of `size` elements, the n elements that the ids name; zero for an id outside.
 struct ColumnGather {

@@ -233,6 +233,11 @@ void CudaOps::head_loss(const HeadLoss& head, StreamView stream) {
   gpu::head_loss(head, at_once, *matmul_, workspace_, scratch(bytes), native_stream(stream));
 }
 
+void CudaOps::preference_loss(const PreferenceLoss& of, StreamView stream) {
+  checks::preference_loss(of);
+  gpu::preference_loss(of, native_stream(stream));
+}
+
 // -- experts -----------------------------------------------------------------------------------------------------
 
 void CudaOps::route(TensorView logits, bool normalized, const Routing& routing, StreamView stream) {
@@ -387,8 +392,6 @@ void CudaOps::add_scaled(TensorView x, float factor, TensorView residual, Tensor
   checks::add_scaled(x, residual, y);
   gpu::add_scaled(x, factor, residual, y, native_stream(stream));
 }
-
-void CudaOps::preference_loss(const PreferenceLoss&, StreamView) { throw MisuseError("preference_loss is not built"); }
 
 void CudaOps::dropout(TensorView, const Dropout&, TensorView, bool, StreamView) { throw MisuseError("dropout is not built"); }
 
