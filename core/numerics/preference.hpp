@@ -12,6 +12,13 @@ struct PreferenceSums {
   float reference_chosen, reference_rejected;
 };
 
+/// Sum of a sequence's losses, in the order of its tokens.
+inline float sum_of_losses(const float* losses, std::int64_t count) noexcept {
+  double sum = 0.0;
+  for (std::int64_t i = 0; i < count; ++i) sum += static_cast<double>(losses[i]);
+  return static_cast<float>(sum);
+}
+
 struct PreferencePair {
   float loss;              ///< -log sigmoid(chosen - rejected)
   float chosen, rejected;  ///< rewards: beta (log p - log p of the reference)

@@ -61,6 +61,9 @@ struct RunShape {
   bool training = true;         ///< false: forward only, nothing is kept
   bool offload_inputs = false;  ///< where all are computed again: their inputs wait on the host for backward
   bool packed = false;          ///< sequences hold several records, and attention and positions stay within each
+  /// Beta of direct preference optimization, whose loss is of pairs of sequences as PreferenceLoss has it: B is even.
+  /// 0: the loss is of each target.
+  float preference_beta = 0.0F;
   /// Positions of each of B rows of a cache of keys and values, for `decode` and nothing else, which takes at most T
   /// tokens of a sequence at once; 0: no cache.
   std::int64_t cached = 0;
@@ -141,11 +144,15 @@ class Transformer {
   TensorView cache_rows() const;
   /// (B T) f32 on the device: loss of each target after `train` or `evaluate`.
   TensorView losses(std::int64_t micro = 0) const;
+  /// Device buffers of a shape of preferences, else empty: log-probabilities of the sequences under the reference, (B)
+  /// f32, which the caller fills as tokens; PreferenceLoss::pairs, (B / 2, 3) f32, after `train` or `evaluate`.
+  TensorView reference(std::int64_t micro = 0) const;
+  TensorView pairs(std::int64_t micro = 0) const;
 
   /// Forward and backward of micro-batches 0 ... n - 1, at most shape().micro_batches; gradients are of
-  /// gradient_scale * sum(losses). Asynchronous on `stream`. Needs shape().training. Fetches layers 0 ... L + 1, then
-  /// L ... 1, and 0 where makes_table_last() and it has a gradient, once each: a guard serves all micro-batches. Asks
-  /// for gradients of L + 1 ... 0, n times in a row each, also where all of a layer is frozen.
+  /// gradient_scale * sum(losses), of targets or of pairs. Asynchronous on `stream`. Needs shape().training. Fetches
+  /// layers 0 ... L + 1, then L ... 1, and 0 where makes_table_last() and it has a gradient, once each: a guard serves
+  /// all micro-batches. Asks for gradients of L + 1 ... 0, n times in a row each, also where all of a layer is frozen.
   void train(ParameterAccess& parameters, float gradient_scale, StreamView stream, std::int64_t n = 1);
   /// Forward of micro-batch 0 with losses; nothing else is kept. Asynchronous.
   void evaluate(ParameterAccess& parameters, StreamView stream);

@@ -21,7 +21,7 @@ import pages
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = Path(sys.argv.pop(1)).resolve() if len(sys.argv) > 1 else ROOT / "build" / "tandem"
-SUBCOMMANDS = ("train", "plan", "calibrate", "bench", "eval", "sample", "export", "digest", "report")
+SUBCOMMANDS = ("train", "plan", "calibrate", "bench", "eval", "score", "sample", "export", "digest", "report")
 NOWHERE = ["--device", "cuda:99"]
 FLAG = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]*")
 TEXT = "".join(f"The {n}th line of a small text says that {n * n} is the square of {n}.\n" for n in range(60))
@@ -109,6 +109,11 @@ class Folder:
             text = (root / "model" / name).read_text()
             text = re.sub(r'"max_position_embeddings": \d+', '"max_position_embeddings": 4096', text)
             (root / "model" / name).write_text(re.sub(r',\s*"tandem_token_kind": "bytes"', "", text))
+        for name in ("train", "train-validation"):  # pairs of answers
+            (root / "data").mkdir(exist_ok=True)
+            (root / "data" / f"{name}.bin").write_bytes(bytes(i // 2 % 200 if i % 2 == 0 else 0 for i in range(256)))
+            (root / "data" / f"{name}.mask.bin").write_bytes(bytes(i % 16 > 7 for i in range(128)))
+            (root / "data" / f"{name}.json").write_text('{"dtype": "uint16", "layout": "rows", "row_length": 16, "pairs": true}')
         (root / "chat.bin").write_bytes(bytes(i % 200 if i % 2 == 0 else 0 for i in range(20000)))
         shutil.copytree(root / "run", root / "kept")
 
@@ -144,7 +149,7 @@ def made_cheap(arguments):
         return [*("interleave:4" if a == "auto" else a for a in arguments), "--model", "tiny-gpt2"], {0}
     if name == "calibrate" and "--show" in arguments:
         return arguments, {0, 2, 4}  # 2, 4: this machine was never calibrated
-    if name in ("train", "plan", "calibrate", "bench", "eval", "sample"):
+    if name in ("train", "plan", "calibrate", "bench", "eval", "score", "sample"):
         return [*arguments, *NOWHERE], {5}
     return arguments, {0}
 

@@ -62,7 +62,12 @@ void Rig::set_records(std::span<const std::int32_t> first, std::span<const std::
   write(model_.record_end(micro), end);
 }
 
-void Rig::write(TensorView to, std::span<const std::int32_t> from) {
+void Rig::set_reference(std::span<const float> reference, std::int64_t micro) {
+  write(model_.reference(micro), reference);
+}
+
+template <class T>
+void Rig::write(TensorView to, std::span<const T> from) {
   if (from.size_bytes() != to.bytes()) throw MisuseError("batch of another size");
   device_.copy(to.data, from.data(), to.bytes(), CopyKind::host_to_device, stream_);
   device_.synchronize(stream_);
@@ -88,7 +93,7 @@ std::vector<float> Rig::logits(std::int64_t position) { return read(model_.logit
 
 std::vector<float> Rig::decode(const Decoded& batch, std::span<const CachedPart> parts) {
   const auto write_first = [&](TensorView to, const std::vector<std::int32_t>& from) {
-    write(to.reshaped({to.count()}).rows(0, static_cast<std::int64_t>(from.size())), from);
+    write(to.reshaped({to.count()}).rows(0, static_cast<std::int64_t>(from.size())), std::span(from));
   };
   write_first(model_.tokens(), batch.tokens);
   write_first(model_.cache_first(), batch.first);

@@ -37,6 +37,9 @@ enum class AccumulationOrder : std::uint8_t { automatic, micro_batch, layer };
 /// Reaction of a run to a checkpoint that cannot be written. The last checkpoint of a run always ends it.
 enum class OnSaveFailure : std::uint8_t { stop, go_on };
 
+/// Objective of a run: each target is learnt, or which answer of a pair is preferred (DPO, Rafailov et al., arXiv 2305.18290).
+enum class Objective : std::uint8_t { lm, dpo };
+
 /// A source of data and its weight, which is to those of the others as its windows are to theirs.
 struct MixEntry {
   std::string path;
@@ -49,6 +52,7 @@ struct SequenceFacts {
   /// Length of a record -> its number in a sequence, on average over a sample. Empty: each sequence is one record.
   std::map<std::int64_t, double> records;
   double target_share = 1.0;  ///< share of tokens that are targets
+  std::int64_t scored = 0;    ///< records of which a reference's log-probability is held, for --objective dpo
 };
 
 struct TrainConfig {
@@ -59,6 +63,8 @@ struct TrainConfig {
   std::vector<std::string> eval_data;
   std::optional<TokenWidth> token_dtype;
   bool document_attention = false;  ///< documents of a stream are records, which do not see each other
+  Objective objective = Objective::lm;
+  double dpo_beta = 0.1;  ///< how much a reward weighs that departs from the reference, of DPO alone
   std::string out;
   std::string device = "auto";
   std::size_t device_memory = 0;  ///< bytes; 0: what is free, less a margin

@@ -290,6 +290,12 @@ void add_input_fields(std::vector<ConfigField>& all) {
   all.push_back(flag({"document-attention", "", "off", "",
                       "attention and positions stay within documents, which end tokens of a .bin separate"},
                      &C::document_attention));
+  all.push_back(choice<Objective>(
+      {"objective", "NAME", "lm", "dpo",
+       "lm learns every target; dpo which answer of each pair is preferred, from data with preferences"},
+      &C::objective, {{"lm", Objective::lm}, {"dpo", Objective::dpo}}));
+  all.push_back(number({"dpo-beta", "BETA", "0.1", "0.3", "of --objective dpo: factor of the rewards"}, &C::dpo_beta,
+                       0.0, unlimited, true));
   all.push_back(text(
       {"out", "DIR", "nothing is saved", "runs/first", "run directory: configuration, metrics, summary, checkpoints"},
       &C::out));
@@ -337,11 +343,12 @@ void add_machine_fields(std::vector<ConfigField>& all) {
        {"bf16-moments", StateFormat::bf16_moments},
        {"8bit-moments", StateFormat::byte_moments},
        {"lion", StateFormat::lion}}));
-  all.push_back(choice<Speculate>(
-      {"speculate", "WHEN", "off", "on",
-       "updates on the CPU before the gradient norm is known, taken back to the bit where it clips: off, auto (while most "
-       "steps are not clipped), on"},
-      &C::speculate, {{"off", Speculate::off}, {"auto", Speculate::automatic}, {"on", Speculate::on}}));
+  all.push_back(choice<Speculate>({"speculate", "WHEN", "off", "on",
+                                   "updates on the CPU before the gradient norm is known, taken back to the bit where "
+                                   "it clips: off, auto (while most "
+                                   "steps are not clipped), on"},
+                                  &C::speculate,
+                                  {{"off", Speculate::off}, {"auto", Speculate::automatic}, {"on", Speculate::on}}));
   all.push_back(text({"state-dir", "DIR", "none: all of it is in memory", "/mnt/nvme",
                       "folder on a fast disk, for the optimizer state that host memory has no room for; read and "
                       "written in every step"},
@@ -393,7 +400,8 @@ void add_work_fields(std::vector<ConfigField>& all) {
         return x;
       },
       print_number, positive));
-  all.push_back(number({"lr", "RATE", "2e-5 with loaded weights, 3e-4 from scratch", "1e-3", "peak learning rate"},
+  all.push_back(number({"lr", "RATE", "2e-5 with loaded weights, with --objective dpo 1e-6; 3e-4 from scratch", "1e-3",
+                        "peak learning rate"},
                        &C::lr, 0.0, unlimited));
   all.push_back(number({"min-lr", "RATE", "a tenth of --lr", "1e-5", "learning rate at the end of the decay"},
                        &C::min_lr, 0.0, unlimited));

@@ -89,7 +89,7 @@ void PreparedRun::open_data() {
   if (!own.eval_data.empty()) eval_data = open_tokens(own.eval_data, own, source, "--eval-data");
   take_sequences(own, source.config, data, eval_data.get());
   for (std::size_t i = 0; i < data.sources.size(); ++i) {
-    parts_.push_back({require_windows(*data.sources[i], own.seq_len, data.names[i]), data.shares[i]});
+    parts_.push_back({require_windows(*data.sources[i], own.seq_len, data.names[i]) / rows_at_once(), data.shares[i]});
     if (own.mix.empty()) continue;
     spdlog::info("{}: {:.3g}% of the windows; it has {}", data.names[i], 100.0 * data.shares[i], parts_[i].windows);
   }
@@ -98,7 +98,7 @@ void PreparedRun::open_data() {
 
 void PreparedRun::resolve() {
   TrainConfig& own = request.config;
-  const std::int64_t per_step = own.micro_batch * own.grad_accum;
+  const std::int64_t per_step = own.micro_batch * own.grad_accum / rows_at_once();
   if (own.steps == 0) {
     std::int64_t windows = 0;
     for (const MixPart& part : parts_) windows += part.windows;
@@ -106,7 +106,8 @@ void PreparedRun::resolve() {
     own.steps = std::max<std::int64_t>(1, static_cast<std::int64_t>(steps));
     epochs_ = std::exchange(own.epochs, 0.0);
   }
-  if (!own.lr) own.lr = source.loads_weights() ? 2e-5 : 3e-4;
+  const double of_weights = own.objective == Objective::dpo ? 1e-6 : 2e-5;
+  if (!own.lr) own.lr = source.loads_weights() ? of_weights : 3e-4;
   if (!own.min_lr) own.min_lr = *own.lr / 10.0;
   if (*own.min_lr > *own.lr) throw UsageError("--min-lr", "it is above --lr", "give a smaller one");
   schedule = {own.lr_schedule, *own.lr, *own.min_lr, own.warmup_steps, own.decay_steps, own.steps};

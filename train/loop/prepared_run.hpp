@@ -29,6 +29,8 @@ class PreparedRun {
 
   /// The configuration, with everything that was left open decided.
   const TrainConfig& config() const noexcept { return request.config; }
+  /// Rows of the data that are drawn together: those of a pair, or one.
+  std::int64_t rows_at_once() const noexcept { return config().objective == Objective::dpo ? 2 : 1; }
   /// The flag by which the length of the run was given: --steps or --epochs.
   std::string_view length_flag() const noexcept { return epochs_ > 0.0 ? "--epochs" : "--steps"; }
   /// Header and memory table, for people.

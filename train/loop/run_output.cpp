@@ -25,6 +25,7 @@ void RunOutput::step(const StepMetrics& metrics, std::optional<double> saving, R
                                             .tokens = run_.record.tokens,
                                             .skipped = run_.record.skipped,
                                             .eval_loss = run_.record.eval_loss,
+                                            .eval_pairs = run_.record.eval_pairs,
                                             .model = run_.setup.model_config.name,
                                             .device = run_.setup.device_names()}));
 }

@@ -59,7 +59,7 @@ StepLoop::StepLoop(PreparedRun& run, RunOutput& output)
       output_(output),
       trace_(open_trace(run.config().trace)),
       workers_(run.setup, trace_.get()),
-      runner_(run, workers_),
+      runner_(run, workers_, reference_),
       statistics_(dram_rate(run.setup)),
       directory_(open_directory(run)) {
   const bool saved = load_weights();  // it decides at which step the run begins
@@ -78,6 +78,7 @@ bool StepLoop::load_weights() {
   bool saved = false;
   while (run_.checkpoint && !load_checkpoint()) run_.pass_over_checkpoint();
   if (run_.checkpoint) {
+    resumed_ = run_.checkpoint->directory().parent_path().parent_path();
     saved = directory_ && run_.checkpoint->directory().parent_path() == directory_->checkpoints();
   } else {
     workers_.run([&](LoadedModel& member, Rank) {
@@ -120,9 +121,23 @@ void StepLoop::open_files() {
   directory_->add_command(step, run_.request.command, !run_.request.resume);
 }
 
+/// Returns whether the reference of DPO is there, or none is needed: a signal may end its passes.
+bool StepLoop::take_reference() {
+  if (run_.config().objective != Objective::dpo) return true;
+  const ReferenceFolders folders{run_.config().out, run_.record.resumed_from ? resumed_ : std::filesystem::path()};
+  auto found = find_reference(run_, workers_, folders, [this](const std::string& text) { output_.line(text); });
+  if (found) reference_ = std::move(*found);
+  statistics_.begin_step(workers_.first().engine().counters());  // its passes are no step's
+  return found.has_value();
+}
+
 int StepLoop::run() {
   const RunRecord& record = run_.record;
   try {
+    if (!take_reference()) {
+      output_.line("stopped by a signal before the first step");
+      return StopSignal::received();
+    }
     make_up_evaluation();
     if (record.resumed_from && done()) say_finished();
     while (!done() && StopSignal::received() == 0) {
@@ -154,6 +169,7 @@ void StepLoop::train_step() {
   metrics.loss = result.loss;
   metrics.grad_norm = result.report.gradient_norm;
   metrics.skipped = result.report.skipped;
+  metrics.pairs = result.pairs;
   ++record.step;
   record.tokens += result.targets;
   if (record.step == run_.config().steps) workers_.wait();  // the last step has no successor to hide its update
@@ -181,10 +197,11 @@ void StepLoop::end_step(StepMetrics metrics, const StepResult& result, double be
   if (std::isfinite(metrics.loss)) {
     if (!record.first_loss) record.first_loss = metrics.loss;
     record.last_loss = metrics.loss;
+    record.last_pairs = metrics.pairs;
   }
   if (evaluation_due()) {
     evaluate();
-    if (record.evaluated()) metrics.eval_loss = record.eval_loss;
+    if (record.evaluated()) metrics.eval_loss = record.eval_loss, metrics.eval_pairs = record.eval_pairs;
   }
   if (trace_) trace_->span("steps", step_name(record.step), begin, begin + metrics.step_seconds);
   statistics_.begin_step(workers_.first().engine().counters());  // an evaluation's fetches are no step's
@@ -230,9 +247,11 @@ bool StepLoop::evaluation_due() const {
 
 /// A signal breaks it off: the state is to be saved, and is there to be validated another time.
 void StepLoop::evaluate() {
-  const auto result = workers_.evaluate(*run_.eval_data, [] { return StopSignal::received() != 0; });
+  const auto result = workers_.evaluate(
+      *run_.eval_data, [] { return StopSignal::received() != 0; }, reference_.evaluation);
   if (!result) return;
   run_.record.note_evaluation(result->loss);
+  run_.record.eval_pairs = result->pairs;
 }
 
 /// The evaluation of the state that a run goes on from, where a signal had broken it off: what follows from it is as in

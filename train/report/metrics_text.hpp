@@ -14,6 +14,7 @@ struct RunMetrics {
   std::int64_t tokens = 0;     ///< targets so far
   std::int64_t skipped = 0;    ///< steps so far
   std::optional<double> eval_loss;
+  std::optional<PairMetrics> eval_pairs{};
   std::string model;
   std::string device;
 };

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "train/config/pair_metrics.hpp"
 #include "train/report/resource_use.hpp"
 
 namespace tandem {
@@ -41,6 +42,8 @@ struct StepMetrics {
   std::uint64_t device_bytes = 0;
   bool skipped = false;
   std::optional<double> eval_loss;
+  std::optional<PairMetrics> pairs{};  ///< figures of --objective dpo, likewise those of its evaluations
+  std::optional<PairMetrics> eval_pairs{};
   std::string json() const;
 };
 

@@ -6,6 +6,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <span>
 #include <string>
 #include <thread>
 #include <vector>
@@ -46,11 +47,22 @@ class RankWorkers {
   /// Batch of micro-batch `micro` of a step, counted over all devices: number m is that of rank m mod size().
   HostBatch batch(std::int64_t micro);
 
-  /// Evaluates as LoadedModel::evaluate, the windows shared among the ranks; the same bits.
-  std::optional<EvalResult> evaluate(const TokenSource& source, const std::function<bool()>& stop = {});
+  /// Evaluates as LoadedModel::evaluate, the windows shared among the ranks; the same bits. `reference`: as
+  /// LoadedModel::evaluate_batch has it; with a shape of preferences the loss is the mean over pairs.
+  std::optional<EvalResult> evaluate(const TokenSource& source, const std::function<bool()>& stop = {},
+                                     std::span<const float> reference = {});
+  /// Log-probability of the targets of each window, in order: numbers of fp32, sums of the losses of their tokens in
+  /// order. Blocks, and throws as LoadedModel::evaluate. `after` is called after each pass with how many windows there
+  /// are by then; where it returns false there is no result.
+  std::optional<std::vector<float>> log_probabilities(const TokenSource& source,
+                                                      const std::function<bool(std::int64_t)>& after = {});
 
  private:
   class Worker;
+
+  bool evaluate_all(const TokenSource& source, std::int64_t windows, std::span<const float> reference,
+                    const std::function<bool(std::int64_t)>& go_on,
+                    const std::function<void(const EvaluatedBatch&)>& use);
 
   void for_each_rank(const std::function<void(Rank)>& body);
   static void throw_first(const std::vector<std::exception_ptr>& failures);

@@ -163,6 +163,11 @@ EndsWork ends_work(const ModelConfig& c, const RunShape& shape) {
     weight.matmul_flops += product;
     weight.memory_bytes += logits;
   }
+  if (shape.preference_beta > 0.0F) {  // logits for the losses of pairs, before those for gradients
+    work.head.backward.matmul_flops += product;
+    work.head.backward.memory_bytes += logits;
+    work.head.backward.kernels += 2.0;
+  }
   if (of_tokens) {
     weight.matmul_flops += 2.0 * tokens * tokens * width;
     weight.memory_bytes += rows;

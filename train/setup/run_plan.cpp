@@ -43,6 +43,9 @@ class RunPlanner {
     run_.facts = machine.facts;
     run_.options = offload_options(config);
     run_.options.rank = rank;
+    if (purpose.training && rank.index == 0) {
+      run_.reference_bytes = static_cast<std::size_t>(config.sequences.scored) * sizeof(float);
+    }
     run_.batch_slots = purpose.training ? static_cast<std::size_t>(config.grad_accum) : 1;
     run_.shape = run_shape(config, model, compute_type(config, machine.device_kind), purpose.training);
     run_.shape.cached = purpose.cached;

@@ -63,6 +63,7 @@ struct RunPlan {
   MemoryPlan memory;  ///< memory of the whole process: engine, model, program
   std::size_t activation_bytes = 0;              ///< bytes of the model on the device
   std::size_t page_tables = 0;                   ///< bytes that the driver takes on the device for all pinned memory
+  std::size_t reference_bytes = 0;               ///< log-probabilities of DPO's reference, held by the first rank
   std::size_t batch_slots = 1;                   ///< micro-batches whose tokens the host holds at once
   Saving saving;                                 ///< memory for it is booked
   std::optional<CheckpointSpace> checkpoints{};  ///< empty where nothing is saved

@@ -91,15 +91,17 @@ void set_shape(OffloadOptions& options, const ModelConfig& model, const RunShape
 
 RunShape run_shape(const TrainConfig& config, const ModelConfig& model, DType compute, bool training) {
   const Recompute recompute = recompute_of(config, model);
-  return {.batch = config.micro_batch,
-          .sequence = config.seq_len,
-          .micro_batches = training && config.accumulation_order == AccumulationOrder::layer ? config.grad_accum : 1,
-          .compute = compute,
-          .recomputed_blocks = recompute.blocks,
-          .selective = recompute.selective,
-          .training = training,
-          .offload_inputs = config.offload_activations && training,
-          .packed = config.sequences.packed};
+  return {
+      .batch = config.micro_batch,
+      .sequence = config.seq_len,
+      .micro_batches = training && config.accumulation_order == AccumulationOrder::layer ? config.grad_accum : 1,
+      .compute = compute,
+      .recomputed_blocks = recompute.blocks,
+      .selective = recompute.selective,
+      .training = training,
+      .offload_inputs = config.offload_activations && training,
+      .packed = config.sequences.packed,
+      .preference_beta = training && config.objective == Objective::dpo ? static_cast<float>(config.dpo_beta) : 0.0F};
 }
 
 ParameterLayout training_layout(const TrainConfig& config, const ModelConfig& model, const RunShape& shape) {
