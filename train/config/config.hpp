@@ -37,7 +37,7 @@ enum class AccumulationOrder : std::uint8_t { automatic, micro_batch, layer };
 /// Reaction of a run to a checkpoint that cannot be written. The last checkpoint of a run always ends it.
 enum class OnSaveFailure : std::uint8_t { stop, go_on };
 
-/// Objective of a run: each target is learnt, or which answer of a pair is preferred (DPO, Rafailov et al., arXiv 2305.18290).
+/// Objective of a run: each target, or which answer of a pair is preferred (DPO, Rafailov et al., arXiv 2305.18290).
 enum class Objective : std::uint8_t { lm, dpo };
 
 /// A source of data and its weight, which is to those of the others as its windows are to theirs.
