@@ -10,7 +10,7 @@ enum class WeightCode : std::uint8_t {
   none,
   int8,        ///< a signed byte an element, one scale a row
   nf4,         ///< four bits an element, one scale for 64 (Dettmers et al., QLoRA, arXiv 2305.14314)
-  nf4_double,  ///< the same, with the scales as bytes themselves, one scale for 256 of those
+  nf4_double,  ///< nf4 with the scales as bytes themselves, one scale for 256 of those
   fp8          ///< e4m3, one scale for 128 x 128 elements
 };
 

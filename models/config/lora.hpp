@@ -20,8 +20,9 @@ struct LoraConfig {
   double alpha = 0.0;
   bool rank_stabilized = false;  ///< scale = alpha / sqrt(r) (Kalajdzievski, arXiv 2312.03732), not alpha / r
   double dropout = 0.0;          ///< share of the elements of x that A does not see in training
-  /// Of each block the linear layers that have an adapter, by their names within it: "self_attn.q_proj".
-  std::vector<std::vector<std::string>> modules;
+  std::uint64_t seed = 0;        ///< seed of dropout
+  /// Linear layers of each block that have an adapter, by their names within it: "self_attn.q_proj".
+  std::vector<std::vector<std::string>> modules{};
 
   double scale() const noexcept {
     const auto r = static_cast<double>(rank);

@@ -38,6 +38,7 @@ struct MicroBatch {
   TensorView normed;           ///< (N, C): the head's normalised input, later the gradient that runs backward
   TensorView token_rows;       ///< (N, C) f32 or empty: rows of a tied table's gradient, before the embedding's part
   TensorView head_input;       ///< (N, C) or empty: the head's normalised input, where makes_table_last()
+  std::uint64_t draw = 0;      ///< its number among all that the run trains
 
   RecordsView records() const {
     if (!record_end) return {};

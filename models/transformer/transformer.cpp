@@ -197,7 +197,8 @@ void Transformer::Impl::forward(ParameterAccess& parameters, std::size_t n, bool
     for (std::size_t micro = 0; micro < n; ++micro) {
       const TensorView x = inputs->in_forward(i, micro), y = inputs->begin_write(i + 1, micro, stream);
       const RecordsView records = buffers.micro[micro].records();
-      buffers.block->forward({*ops, stream, weights, static_cast<std::int64_t>(i), records, x, y},
+      const std::uint64_t* const draw = keep ? &buffers.micro[micro].draw : nullptr;
+      buffers.block->forward({*ops, stream, weights, static_cast<std::int64_t>(i), records, x, y, nullptr, draw},
                              keep ? slot(i, micro, n) : 0);
       inputs->end_write(i + 1, micro, stream);
     }
@@ -277,14 +278,15 @@ void Transformer::Impl::backward_block(ParameterAccess& parameters, std::size_t 
     const TensorView x = inputs->begin_read(index, micro, stream);
     const std::size_t kept = slot(index, micro, n);
     const MicroBatch& batch = buffers.micro[micro];
-    const BlockForward again{*ops, stream, weights, layer - 1, batch.records(), x, {}};
+    const BlockForward again{*ops, stream, weights, layer - 1, batch.records(), x, {}, nullptr, &batch.draw};
     if (index < first_kept) {
       buffers.block->forward(again, kept);
     } else if (keeps_selectively(config, shape)) {
       buffers.block->complete(again, kept);
     }
     GradientsGuard gradients = parameters.gradients(layer, stream);
-    buffers.block->backward({*ops, stream, weights, gradients, layer - 1, batch.records(), x, batch.normed}, kept);
+    buffers.block->backward({*ops, stream, weights, gradients, layer - 1, batch.records(), x, batch.normed, batch.draw},
+                            kept);
     inputs->end_read(index, micro, stream);
     if (micro + 1 == n) weights = {};  // lets the weights go before the commit, as in head_step
     gradients.commit(stream);
@@ -446,6 +448,10 @@ TensorView Transformer::tokens(std::int64_t micro) const { return impl_->micro_b
 TensorView Transformer::targets(std::int64_t micro) const { return impl_->micro_batch(micro).targets; }
 TensorView Transformer::record_first(std::int64_t micro) const { return impl_->micro_batch(micro).record_first; }
 TensorView Transformer::record_end(std::int64_t micro) const { return impl_->micro_batch(micro).record_end; }
+void Transformer::set_draw(std::int64_t micro, std::uint64_t draw) {
+  impl_->micro_batch(micro);
+  impl_->buffers.micro[static_cast<std::size_t>(micro)].draw = draw;
+}
 TensorView Transformer::cache_first() const { return impl_->micro_batch(0).record_first; }
 TensorView Transformer::cache_rows() const { return impl_->micro_batch(0).cache_rows; }
 TensorView Transformer::losses(std::int64_t micro) const { return impl_->micro_batch(micro).losses; }
