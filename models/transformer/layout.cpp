@@ -244,9 +244,9 @@ HfTensor hf_tensor_of(const ModelConfig& config, const Parameter& parameter, std
   if (parameter.layer < 0 || parameter.layer > config.layers + 1) {
     throw MisuseError("parameter of another model", parameter.full_name);
   }
-  if (is_adapter(parameter)) return adapter_tensor(config, parameter);
-  HfTensor tensor =
-      config.family == Family::gpt2 ? gpt2_tensor(config, parameter) : llama_tensor(config, parameter, index);
+  HfTensor tensor = is_adapter(parameter)           ? adapter_tensor(config, parameter)
+                    : config.family == Family::gpt2 ? gpt2_tensor(config, parameter)
+                                                    : llama_tensor(config, parameter, index);
   if (tensor.rows == 0) tensor.rows = parameter.shape[parameter.shape.rank() == 3 ? 1 : 0];
   return tensor;
 }

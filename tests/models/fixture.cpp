@@ -71,6 +71,7 @@ Fixture::Fixture(const std::string& name) {
     tensors_[key] = {entry.at("dtype"), entry.at("shape"), {begin, end}};
   }
   const auto& metadata = header.at("__metadata__");
+  metadata_ = metadata.get<std::map<std::string, std::string>>();
   gradient_scale_ = std::stof(metadata.at("gradient_scale").get<std::string>());
   const auto o = nlohmann::json::parse(metadata.at("optimizer").get<std::string>());
   optimizer_ = {o.at("lr"), o.at("beta1"), o.at("beta2"), o.at("eps"), o.at("weight_decay"), o.at("clip")};

@@ -39,11 +39,14 @@ class Fixture {
   std::size_t gradient_count() const;
   /// Read from the file's config.json by the parser under test.
   const ModelConfig& config() const { return config_; }
+  /// An entry of the file's metadata. Throws std::out_of_range.
+  const std::string& metadata(const std::string& key) const { return metadata_.at(key); }
   float gradient_scale() const { return gradient_scale_; }
   const FixtureOptimizer& optimizer() const { return optimizer_; }
 
  private:
   std::map<std::string, FixtureTensor> tensors_;
+  std::map<std::string, std::string> metadata_;
   ModelConfig config_;
   float gradient_scale_ = 1.0F;
   FixtureOptimizer optimizer_;

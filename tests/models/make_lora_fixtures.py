@@ -17,9 +17,11 @@ every gradient has something to say. Each file holds
     trajectory.targets   i32   (steps, B, T)
     trajectory.losses    f64   (steps): mean over targets before each step's update, with weights and gradients
                                rounded to bf16 as in make_fixtures.py
-    trajectory.unrounded f64   (steps): the same without any rounding
+    stream               i32   (4 T + 1): text of which each token is to predict the next, in windows of T
+    stream.losses        f64   (2): mean over all windows, with the adapter and without it
 
-and, as metadata, `adapter` (adapter_config.json as PEFT writes it), `gradient_scale` and `optimizer`.
+and, as metadata, `config` (config.json of the base), `adapter` (adapter_config.json as PEFT writes it),
+`gradient_scale` and `optimizer`.
 """
 import json
 import math
@@ -53,6 +55,7 @@ def base_model(name):
     """The model of fixtures/NAME.safetensors, and the shape of its batch."""
     for known, shape, model_class, config in make_fixtures.models():
         if known == name:
+            config.architectures = [model_class.__name__]
             model = model_class(config).float().eval()
             make_fixtures.randomize(model, torch.Generator().manual_seed(2410))
             check_base(model, load_file(HERE / "fixtures" / f"{name}.safetensors"))
@@ -108,8 +111,15 @@ def check_against_double(model, tokens, targets, scale, grads):
     return worst
 
 
-def trajectory(model, tokens, targets, rounded):
-    """A plain loop: fp32 master, AdamW with clipping by global norm; weights and gradients in bf16 where `rounded`."""
+def stream_loss(model, stream, length):
+    """Mean loss over windows, as `tandem eval` has it."""
+    tokens, targets = stream[:-1].reshape(-1, length), stream[1:].reshape(-1, length)
+    with torch.no_grad():
+        return losses_of(model, tokens, targets)[0].double().mean().item()
+
+
+def trajectory(model, tokens, targets):
+    """A plain loop: fp32 master, bf16 weights and gradients, AdamW with clipping by global norm."""
     o = OPTIMIZER
     parameters = trained(model)
     start = {n: p.detach().clone() for n, p in parameters.items()}
@@ -121,8 +131,7 @@ def trajectory(model, tokens, targets, rounded):
         count = int((targets[step - 1] >= 0).sum())
         flat, _, grads = gradients(model, tokens[step - 1], targets[step - 1], 1.0 / count)
         losses.append(flat.double().sum().item() / count)
-        if rounded:
-            grads = {n: g.to(torch.bfloat16).float() for n, g in grads.items()}
+        grads = {n: g.to(torch.bfloat16).float() for n, g in grads.items()}
         norm = math.sqrt(sum((g.double() ** 2).sum().item() for g in grads.values()))
         scale = min(1.0, o["clip"] / norm)
         correction1, correction2 = 1 - o["beta1"] ** step, 1 - o["beta2"] ** step
@@ -134,7 +143,7 @@ def trajectory(model, tokens, targets, rounded):
                 decay = o["weight_decay"] if p.dim() > 1 else 0.0
                 update = (m[n] / correction1) / ((v[n] / correction2).sqrt() + o["eps"])
                 master[n] = master[n] * (1 - o["lr"] * decay) - o["lr"] * update
-                p.copy_(weight_of_master(master[n]) if rounded else master[n])
+                p.copy_(weight_of_master(master[n]))
     with torch.no_grad():
         for n, p in parameters.items():
             p.copy_(start[n])
@@ -160,17 +169,22 @@ def make(name, config):
     tensors |= {"tokens": tokens.int(), "targets": targets.int(), "losses": losses, "logits": logits[0, -1].clone()}
     steps = [batch(shape, vocabulary, generator, masked=True) for _ in range(4)]
     all_tokens, all_targets = (torch.stack([steps[i % 4][k] for i in range(STEPS)]) for k in (0, 1))
-    rounded, unrounded = (trajectory(model, all_tokens, all_targets, r) for r in (True, False))
+    rounded = trajectory(model, all_tokens, all_targets)
+    stream = torch.randint(0, vocabulary, (4 * shape[1] + 1,), generator=generator)
+    with_it = stream_loss(model, stream, shape[1])
+    with model.disable_adapter():
+        without = stream_loss(model, stream, shape[1])
     tensors |= {"trajectory.tokens": all_tokens.int(), "trajectory.targets": all_targets.int(),
-                "trajectory.losses": rounded, "trajectory.unrounded": unrounded}
+                "trajectory.losses": rounded, "stream": stream.int(),
+                "stream.losses": torch.tensor([with_it, without], dtype=torch.float64)}
     path = HERE / "fixtures" / "lora" / f"{name}.safetensors"
     path.parent.mkdir(exist_ok=True)
     save_file(tensors, path, metadata={
-        "adapter": json.dumps(written), "gradient_scale": repr(scale), "optimizer": json.dumps(OPTIMIZER),
+        "config": base.config.to_json_string(use_diff=False), "adapter": json.dumps(written), "gradient_scale": repr(scale), "optimizer": json.dumps(OPTIMIZER),
         "made_by": f"torch {torch.__version__}, transformers {transformers.__version__}, peft {peft.__version__}"})
     path.chmod(0o644)
     print(f"{name}: {path.stat().st_size} bytes, {len(grads)} gradients, fp32 within {worst:.1e} of double, "
-          f"loss {rounded[0]:.4f} to {rounded[-1]:.4f}, unrounded {unrounded[-1]:.4f}")
+          f"loss {rounded[0]:.4f} to {rounded[8]:.4f}, of the stream {with_it:.4f}, {without:.4f} without")
 
 
 if __name__ == "__main__":

@@ -20,11 +20,14 @@ std::vector<float> values_of(const Fixture& fixture, const Parameter& p) {
 
 Rig::Rig(const ModelConfig& config, const RunShape& shape, std::shared_ptr<HostFaults> faults, DType products,
          DType ends)
+    : Rig(config, shape, layout_of(config, products, ends), std::move(faults)) {}
+
+Rig::Rig(const ModelConfig& config, const RunShape& shape, ParameterLayout layout, std::shared_ptr<HostFaults> faults)
     : config_(config),
       device_(
           {.capacity = 256_MiB, .threads = 2, .update_threads = 1, .poison_memory = true, .faults = std::move(faults)}),
       stream_(device_.make_stream("compute")),
-      parameters_(device_, layout_of(config, products, ends), shape.micro_batches),
+      parameters_(device_, std::move(layout), shape.micro_batches),
       model_(config, shape) {
   const std::size_t bytes = total_bytes(model_.memory(device_.ops()));
   memory_ = device_.allocate(bytes, "activations");

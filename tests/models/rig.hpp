@@ -24,6 +24,9 @@ class Rig {
   Rig(const ModelConfig& config, const RunShape& shape, std::shared_ptr<HostFaults> faults = nullptr,
       DType products = DType::f32, DType ends = DType::f32);
   Rig(const Fixture& fixture, const RunShape& shape, DType products = DType::f32);
+  /// With a layout of its own.
+  Rig(const ModelConfig& config, const RunShape& shape, ParameterLayout layout,
+      std::shared_ptr<HostFaults> faults = nullptr);
 
   void load(const Fixture& fixture);
   void load_random(std::uint64_t seed);
