@@ -423,6 +423,10 @@ int plan(const PlanFlags& flags) {
   if (flags.fit == "model" && config.model.empty()) config.model = builtin_models().front();
   check_config(config);
   ModelSource source = find_model(config.model, {.from_scratch = config.from_scratch, .out = config.out});
+  if (flags.fit == "model" && config.lora.rank > 0) {
+    throw UsageError("--fit model", "adapters are of one model", "name it, and leave out --fit model");
+  }
+  take_adapters(config, source);
   // With --fit model the sequence length depends on the model that is found.
   if (flags.fit != "model") take_sequences_of(config, source);
   try {

@@ -139,15 +139,25 @@ void read_config_toml(const std::filesystem::path& file, TrainConfig& config) {
 
 /// Throws UsageError where no update can run ahead of the gradient norm.
 void check_speculation(const TrainConfig& c) {
-  const auto refuse = [](std::string_view why) {
-    throw UsageError("--speculate on", why, "leave it out");
-  };
+  const auto refuse = [](std::string_view why) { throw UsageError("--speculate on", why, "leave it out"); };
   if (c.clip == 0.0 && c.on_nonfinite == OnNonfinite::stop) {
     refuse("with --clip 0 --on-nonfinite stop no update waits for the gradient norm");
   }
   if (is_lion(c.state)) refuse("updates of --state lion cannot be taken back");
   if (c.beta1 < 0.5 || c.beta2 < 0.5) refuse("updates with a beta below 0.5 cannot be taken back");
-  if (c.lr.value_or(0.0) * c.weight_decay > 0.5) refuse("updates with --lr times --weight-decay above 0.5 cannot be taken back");
+  if (c.lr.value_or(0.0) * c.weight_decay > 0.5)
+    refuse("updates with --lr times --weight-decay above 0.5 cannot be taken back");
+}
+
+/// Throws UsageError where adapters are described and there is neither a rank nor an adapter to go on from.
+void check_adapters(const TrainConfig& c) {
+  if (c.lora.rank > 0 || !c.adapter.empty() || c.lora == LoraOptions{}) return;
+  const std::string_view flag = c.lora.alpha                      ? "--lora-alpha"
+                                : !c.lora.targets.empty()         ? "--lora-targets"
+                                : c.lora.dropout                  ? "--lora-dropout"
+                                : !c.lora.modules_to_save.empty() ? "--lora-modules-to-save"
+                                                                  : "--lora-rslora";
+  throw UsageError(flag, "there is no --lora-rank, so no adapter is trained", "give one, for example --lora-rank 16");
 }
 
 void check_config(const TrainConfig& c) {
@@ -161,6 +171,7 @@ void check_config(const TrainConfig& c) {
   if (c.patience > 0 && c.eval_every == 0) {
     throw UsageError("--patience", "there is no --eval-every", "give it, and --eval-data");
   }
+  check_adapters(c);
   if (c.speculate == Speculate::on) check_speculation(c);
 }
 

@@ -12,6 +12,7 @@
 #include <string_view>
 #include <vector>
 
+#include "core/numerics/weight_code.hpp"
 #include "core/tensor/dtype.hpp"
 #include "core/tensor/layout_quantum.hpp"
 #include "data/token_source.hpp"
@@ -49,6 +50,18 @@ struct SequenceFacts {
   /// Length of a record -> its number in a sequence, on average over a sample. Empty: each sequence is one record.
   std::map<std::int64_t, double> records;
   double target_share = 1.0;  ///< share of tokens that are targets
+};
+
+/// Low-rank adapters that a run trains in place of the model's own weights.
+struct LoraOptions {
+  std::int64_t rank = 0;                     ///< 0: none
+  std::optional<double> alpha;               ///< empty: twice the rank
+  std::string targets;                       ///< as parse_lora_targets reads it; empty: all-linear
+  std::optional<double> dropout;             ///< empty: 0
+  std::optional<bool> rank_stabilized;       ///< empty: off
+  std::vector<std::string> modules_to_save;  ///< ends of the names of modules that are trained whole beside them
+  double alpha_or_default() const noexcept { return alpha.value_or(2.0 * static_cast<double>(rank)); }
+  bool operator==(const LoraOptions&) const = default;
 };
 
 struct TrainConfig {
@@ -92,6 +105,9 @@ struct TrainConfig {
   double clip = 1.0;
   std::uint64_t seed = 42;
   std::string freeze;
+  LoraOptions lora;
+  std::string adapter;                 ///< folder of an adapter that training goes on from; empty: none
+  WeightCode base = WeightCode::none;  ///< format of frozen matrices
   OnNonfinite on_nonfinite = OnNonfinite::skip;
   Speculate speculate = Speculate::off;
   std::int64_t eval_every = 0;
@@ -110,6 +126,9 @@ struct TrainConfig {
   std::string state_dir;
   bool strict = false;
 };
+
+/// Name of a format as --base takes it: "nf4", and "bf16" where weights are stored as they are.
+std::string_view base_name(WeightCode code) noexcept;
 
 /// One field: how it is called, explained, read and printed.
 struct ConfigField {

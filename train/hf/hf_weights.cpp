@@ -38,7 +38,8 @@ std::vector<fs::path> tensor_files(const fs::path& directory) {
   if (fs::exists(index, error)) return files_of_index(directory, index);
   std::set<fs::path> files;
   for (fs::directory_iterator it(directory, error), end; !error && it != end; it.increment(error)) {
-    if (it->path().extension() == ".safetensors") files.insert(it->path());
+    const bool is_adapter_file = it->path().filename() == "adapter_model.safetensors";
+    if (it->path().extension() == ".safetensors" && !is_adapter_file) files.insert(it->path());
   }
   return {files.begin(), files.end()};
 }

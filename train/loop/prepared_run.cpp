@@ -51,9 +51,10 @@ void PreparedRun::open_model() {
   static_cast<void>(sequence_length(config(), source.config));  // refuses one beyond the positions
   static_cast<void>(recompute_of(config(), source.config));     // refuses more blocks than there are
   source.config.validate();
-  const ParameterLayout layout = frozen_layout(source.config, config().freeze);
-  check_weights(source, layout);
   checkpoint = find_checkpoint(request);
+  take_adapters(request.config, source, /*opens=*/checkpoint == nullptr || config().lora.rank == 0);
+  const ParameterLayout layout = trained_layout(config(), source.config);
+  check_weights(source, layout);
   if (checkpoint) check_resumable(*checkpoint, source.config, layout, config().state);
 }
 
@@ -106,7 +107,7 @@ void PreparedRun::resolve() {
     own.steps = std::max<std::int64_t>(1, static_cast<std::int64_t>(steps));
     epochs_ = std::exchange(own.epochs, 0.0);
   }
-  if (!own.lr) own.lr = source.loads_weights() ? 2e-5 : 3e-4;
+  if (!own.lr) own.lr = source.config.lora ? 2e-4 : source.loads_weights() ? 2e-5 : 3e-4;
   if (!own.min_lr) own.min_lr = *own.lr / 10.0;
   if (*own.min_lr > *own.lr) throw UsageError("--min-lr", "it is above --lr", "give a smaller one");
   schedule = {own.lr_schedule, *own.lr, *own.min_lr, own.warmup_steps, own.decay_steps, own.steps};

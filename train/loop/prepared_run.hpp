@@ -11,6 +11,7 @@
 #include "data/token_source.hpp"
 #include "io/checkpoint.hpp"
 #include "train/config/schedule.hpp"
+#include "train/hf/base_hashes.hpp"
 #include "train/hf/model_source.hpp"
 #include "train/loop/run_record.hpp"
 #include "train/loop/train_request.hpp"
@@ -47,6 +48,7 @@ class PreparedRun {
   Schedule schedule;
   std::optional<MixSampler> sampler;  ///< never empty
   RunRecord record;
+  BaseHashes base_hashes;  ///< hashes of the base that adapters are trained over, once it is loaded
 
  private:
   void check_request() const;

@@ -76,14 +76,16 @@ StepLoop::StepLoop(PreparedRun& run, RunOutput& output)
 /// Returns whether the state is that of a checkpoint in the run's own folder.
 bool StepLoop::load_weights() {
   bool saved = false;
-  while (run_.checkpoint && !load_checkpoint()) run_.pass_over_checkpoint();
+  const bool needs_base = run_.setup.model_config.lora.has_value();
+  if (needs_base) initialize();
+  while (run_.checkpoint && !load_checkpoint()) {
+    run_.pass_over_checkpoint();
+    if (needs_base && !run_.checkpoint) initialize();  // part of it may have been loaded
+  }
   if (run_.checkpoint) {
     saved = directory_ && run_.checkpoint->directory().parent_path() == directory_->checkpoints();
-  } else {
-    workers_.run([&](LoadedModel& member, Rank) {
-      Parallel& threads = member.device().host_kernels().parallel();
-      member.engine().initialize(initial_values(run_.source, run_.setup.layout, run_.config().seed, &threads));
-    });
+  } else if (!needs_base) {
+    initialize();
   }
   run_.checkpoint.reset();
   run_.source.close_weights();
@@ -92,9 +94,23 @@ bool StepLoop::load_weights() {
   return saved;
 }
 
+/// Gives the model its first values, and notes the hashes of those that adapters are trained over.
+void StepLoop::initialize() {
+  workers_.run([&](LoadedModel& member, Rank rank) {
+    Parallel& threads = member.device().host_kernels().parallel();
+    ParameterValues values = initial_values(run_.source, run_.setup.layout, run_.config().seed, &threads);
+    if (run_.setup.model_config.lora && rank.index == 0) {
+      values = hashing(std::move(values),
+                       [&](const Parameter& p, const std::string& hash) { run_.base_hashes[p.full_name] = hash; });
+    }
+    member.engine().initialize(values);
+  });
+}
+
 /// Returns whether it was what its writer had saved; one that was named must be.
 bool StepLoop::load_checkpoint() {
   const double begin = trace_now();
+  check_base(*run_.checkpoint, run_.base_hashes);
   try {
     load_state(workers_.engines(), *run_.checkpoint);
   } catch (const InputError& error) {
@@ -102,9 +118,11 @@ bool StepLoop::load_checkpoint() {
     spdlog::warn("passed over: {}", error.what());
     return false;
   }
-  output_.line(fmt::format(
-      "resumed from {} at step {} ({} in {:.2f} s)", run_.checkpoint->directory().string(), run_.record.step,
-      format_bytes(StateCopy::bytes(run_.setup.layout, run_.checkpoint->manifest().optimizer)), trace_now() - begin));
+  output_.line(fmt::format("resumed from {} at step {} ({} in {:.2f} s)", run_.checkpoint->directory().string(),
+                           run_.record.step,
+                           format_bytes(StateCopy::bytes(run_.setup.layout, run_.checkpoint->manifest().optimizer,
+                                                         run_.setup.saved_state())),
+                           trace_now() - begin));
   return true;
 }
 
@@ -260,7 +278,7 @@ EndReason StepLoop::end_reason(bool interrupted) const {
 
 void StepLoop::finish(bool interrupted) {
   checkpoints_->save_at_the_end();
-  const std::string digest = workers_.state_digest();
+  const std::string digest = workers_.state_digest(run_.setup.saved_state(), run_.base_hashes);
   if (directory_) {
     std::string text;
     const EndReason reason = end_reason(interrupted);

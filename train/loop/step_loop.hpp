@@ -27,6 +27,7 @@ class StepLoop {
 
  private:
   bool load_weights();
+  void initialize();
   bool load_checkpoint();
   void open_files();
   void train_step();

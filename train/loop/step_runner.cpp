@@ -57,10 +57,10 @@ StepReport StepRunner::run_micro_batches(double lr, std::int64_t targets) {
     engine.begin_step(
         {.lr = lr, .max_grad_norm = run_.config().clip, .micro_batches = micro_batches, .gradient_scale = 1.0});
     if (rank.index == 0) {
-      run_passes(member, probe, targets, [&] { probe.begin_forward(member.stream()); });
+      run_passes(member, rank, probe, targets, [&] { probe.begin_forward(member.stream()); });
       clock_.mark(Phase::idle, member.stream());
     } else {
-      run_passes(member, engine, targets, [] {});
+      run_passes(member, rank, engine, targets, [] {});
     }
     const StepReport report = engine.end_step();
     member.wait_for_losses();
@@ -70,11 +70,16 @@ StepReport StepRunner::run_micro_batches(double lr, std::int64_t targets) {
 }
 
 /// Forward and backward of one rank's micro-batches.
-void StepRunner::run_passes(LoadedModel& member, ParameterAccess& parameters, std::int64_t targets,
+void StepRunner::run_passes(LoadedModel& member, Rank rank, ParameterAccess& parameters, std::int64_t targets,
                             const std::function<void()>& begin_forward) {
   const auto at_once = static_cast<std::size_t>(run_.setup.model->shape().micro_batches);
   const auto all = static_cast<std::size_t>(run_.config().grad_accum) / static_cast<std::size_t>(workers_.size());
   for (std::size_t first = 0; first < all; first += at_once) {
+    for (std::size_t i = first; i < std::min(all, first + at_once); ++i) {
+      const auto micro = static_cast<std::int64_t>(i) * workers_.size() + rank.index;  // among those of all ranks
+      const std::int64_t draw = run_.record.step * run_.config().grad_accum + micro;
+      member.set_draw(static_cast<std::int64_t>(i - first), static_cast<std::uint64_t>(draw));
+    }
     begin_forward();
     member.train(first, std::min(at_once, all - first), parameters,
                  static_cast<float>(1.0 / static_cast<double>(targets)));

@@ -32,7 +32,7 @@ class StepRunner {
  private:
   std::int64_t fill_batches();
   StepReport run_micro_batches(double lr, std::int64_t targets);
-  void run_passes(LoadedModel& member, ParameterAccess& parameters, std::int64_t targets,
+  void run_passes(LoadedModel& member, Rank rank, ParameterAccess& parameters, std::int64_t targets,
                   const std::function<void()>& begin_forward);
   double sum_of_losses() const;
 

@@ -9,6 +9,7 @@
 #include "core/base/json_text.hpp"
 #include "core/base/version.hpp"
 #include "core/host/topology.hpp"
+#include "train/hf/lora_modules.hpp"
 
 namespace tandem {
 namespace {
@@ -35,6 +36,12 @@ std::size_t emulated_bytes(const RunSetup& setup) {
   add_emulated(*setup.device);
   for (const RunSetup& peer : setup.peers) add_emulated(*peer.device);
   return emulated;
+}
+
+Json lora_of(const RunSetup& setup) {
+  const auto& lora = setup.model_config.lora;
+  if (!lora) return nullptr;
+  return {{"rank", lora->rank}, {"alpha", lora->alpha}, {"targets", target_names(setup.model_config, *lora)}};
 }
 
 std::string_view name_of(EndReason reason) {
@@ -70,6 +77,8 @@ std::string summary_json(const PreparedRun& run, const StepSummary& steps, const
   const std::size_t peak_process = sample_process_memory().peak_anonymous;
   const Json json{{"model", setup.model_config.name},
                   {"parameters", setup.layout.parameter_count()},
+                  {"lora", lora_of(setup)},
+                  {"base_format", base_name(setup.base_format())},
                   {"device", setup.device_names()},
                   {"ranks", setup.ranks()},
                   {"policy", setup.plan.policy.text()},

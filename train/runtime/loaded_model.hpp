@@ -45,6 +45,8 @@ class LoadedModel {
   StreamView stream() const noexcept { return stream_; }
   HostBatch batch(std::size_t slot) const;
 
+  /// Number of micro-batch `slot` of the next train() among all that the run trains, by which dropout draws.
+  void set_draw(std::int64_t slot, std::uint64_t draw) { setup_.model->set_draw(slot, draw); }
   /// Queues `n` micro-batches that pass through each layer at once, at most as many as the model's shape has: tokens
   /// up, forward and backward through `parameters`, losses down into slots `first` ... `first` + n - 1. Asynchronous:
   /// the slots are the device's until `wait_for_losses`.

@@ -128,7 +128,8 @@ void RankWorkers::wait() {
   run([](LoadedModel& member, Rank) { member.engine().wait(); });
 }
 
-std::string RankWorkers::state_digest() {
+std::string RankWorkers::state_digest(SavedState saved, const std::map<std::string, std::string>& base) {
+  if (saved == SavedState::trained) return digest_over_base(engines(), base);
   std::string digest;
   run([&](LoadedModel& member, Rank rank) {
     std::string own = member.engine().state_digest();

@@ -3,6 +3,7 @@
 #include <condition_variable>
 #include <exception>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -13,6 +14,7 @@
 #include "core/base/trace.hpp"
 #include "core/device/group.hpp"
 #include "data/token_source.hpp"
+#include "offload/engine/state_io.hpp"
 #include "train/runtime/loaded_model.hpp"
 
 namespace tandem {
@@ -38,8 +40,9 @@ class RankWorkers {
   void run(const std::function<void(LoadedModel& member, Rank rank)>& body);
   /// Blocks until every update in flight is done.
   void wait();
-  /// 32 hexadecimal digits. Blocks.
-  std::string state_digest();
+  /// 32 hexadecimal digits. `base`: hashes of frozen parameters, by full name, of a state whose checkpoints hold the
+  /// trained ones alone. Blocks.
+  std::string state_digest(SavedState saved = SavedState::all, const std::map<std::string, std::string>& base = {});
   /// Counters of all ranks together; times are rank 0's.
   EngineCounters counters() const;
 

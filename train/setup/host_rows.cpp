@@ -71,7 +71,7 @@ HostRows host_rows(const RunPlan& run, const RunPurpose& purpose, const RunMachi
   // Loading takes pieces of the same size, at another time.
   if (!purpose.saves && !purpose.resumes) return rows;
   rows.checkpoint = save_buffer_values(run.layout) * sizeof(float);
-  if (way_of_file(StateCopy::bytes(run.layout, optimizer_of(run.options.state))) == FileWay::direct)
+  if (way_of_file(StateCopy::bytes(run.layout, optimizer_of(run.options.state), run.saved_state())) == FileWay::direct)
     rows.writer = large_file_buffers;
   return rows;
 }

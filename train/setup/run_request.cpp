@@ -103,7 +103,7 @@ RunShape run_shape(const TrainConfig& config, const ModelConfig& model, DType co
 }
 
 ParameterLayout training_layout(const TrainConfig& config, const ModelConfig& model, const RunShape& shape) {
-  return frozen_layout(model, config.freeze, ends_gradient(model, shape));
+  return trained_layout(config, model, ends_gradient(model, shape));
 }
 
 std::int64_t sequence_length(const TrainConfig& config, const ModelConfig& model) {
