@@ -109,8 +109,11 @@ class Folder:
             text = (root / "model" / name).read_text()
             text = re.sub(r'"max_position_embeddings": \d+', '"max_position_embeddings": 4096', text)
             (root / "model" / name).write_text(re.sub(r',\s*"tandem_token_kind": "bytes"', "", text))
-        (root / "chat.bin").write_bytes(bytes(i % 200 if i % 2 == 0 else 0 for i in range(20000)))
+        for name in ("chat.bin", "ids.bin"):
+            (root / name).write_bytes(bytes(i % 200 if i % 2 == 0 else 0 for i in range(20000)))
         shutil.copytree(root / "run", root / "kept")
+        self.make("train", "--model", "model", "--data", "ids.bin", "--seq-len", "64", "--steps", "1", "--lora-rank", "2",
+                  "--out", "kept-lora", "--device", "host", "--threads", "1", "--update-threads", "1")
 
     def make(self, *arguments):
         done = run(*arguments, cwd=self.root)
@@ -119,12 +122,13 @@ class Folder:
 
     def prepare(self, arguments):
         """Puts the runs that this command reads where it looks for them, and clears what it is to make."""
-        for name in ("one", "two", "run", "runs", "out", "tuned", "exported", "bench-1", "bench-2", "x"):
+        for name in ("one", "two", "run", "runs", "out", "tuned", "exported", "bench-1", "bench-2", "x", "adapter", "merged"):
             shutil.rmtree(self.root / name, ignore_errors=True)
         reads = [arguments[i + 1] for i, a in enumerate(arguments[:-1]) if a in ("--model", "--resume") or a == "--out" and "--resume" in arguments]
         for name in [*reads, *arguments[1:2]]:
             if name.split("/")[0] in ("run", "runs"):
-                shutil.copytree(self.root / "kept", self.root / name, dirs_exist_ok=True)
+                kept = "kept-lora" if name == "runs/lora" else "kept"
+                shutil.copytree(self.root / kept, self.root / name, dirs_exist_ok=True)
                 config = self.root / name / "config.toml"
                 config.write_text(config.read_text().replace('out = "run"', f'out = "{name}"'))
         if "--config" in arguments:
