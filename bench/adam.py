@@ -21,7 +21,7 @@ def check_same_work(contestants):
     changes = {c.name: c.ask("change") for c in contestants}
     for name, change in changes.items():
         # Rounded moments make a slightly different run of it.
-        if abs(change / changes["fp32"] - 1) > (1e-2 if name in ROUNDED else 1e-4):
+        if abs(change / changes["fp32"] - 1) > (1e-2 if name.startswith(ROUNDED) else 1e-4):
             raise harness.BenchError(f"{name} changed its weights by {change}, fp32 by {changes['fp32']}: "
                                      "they did not do the same work")
 
@@ -47,7 +47,8 @@ def measure():
     for work in ("fp32", *ROUNDED):
         for other in ("deepspeed", "torch"):
             figures.add(f"{work.replace('-', '_')}_over_{other}", harness.ratios(race.seconds(other), race.seconds(work)))
-    figures.add("split_over_fp32", harness.ratios(race.seconds("fp32"), race.seconds("split")))
+    for work in ("split", *ROUNDED):
+        figures.add(f"{work.replace('-', '_')}_over_fp32", harness.ratios(race.seconds("fp32"), race.seconds(work)))
     per_byte = BYTES["fp32"] / BYTES["copy"]
     figures.add("fp32_over_copy", [per_byte * r for r in harness.ratios(beside.seconds("copy"), beside.seconds("fp32"))])
     for name in ("fp32", "split", *ROUNDED, "deepspeed", "torch"):

@@ -1,9 +1,12 @@
 """engine: CPU time of guards, queues and bookkeeping in a step of 48 layers and 1,008 subgroups, on a device that does nothing.
 
 Three policies in turn, several runs of each; the figure is the worst of their medians. Most of the time is the kernel's,
-for waking threads, and differs from run to run by a third.
+for waking threads, and differs from run to run by a third. Instructions of the program itself hardly differ: where valgrind is
+installed, they are counted for one policy, over all tasks of the run, its beginning included.
 """
 import json
+import re
+import shutil
 import statistics
 import subprocess
 
@@ -20,6 +23,24 @@ def run(policy):
     return json.loads(done.stdout)
 
 
+COUNTED = "interleave:2"
+
+
+def instructions_per_task():
+    """None where valgrind is not installed."""
+    if not shutil.which("valgrind"):
+        harness.say("no valgrind (Debian: valgrind): instructions are not counted")
+        return None
+    program = str(harness.program("bench_engine"))
+    tasks = json.loads(harness.output([program, COUNTED, "tasks"]))["tasks"]
+    done = subprocess.run(["valgrind", "--tool=callgrind", "--callgrind-out-file=/dev/null", program, COUNTED],
+                          stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    counted = re.search(r"Collected : (\d+)", done.stderr)
+    if done.returncode != 0 or not counted:
+        raise harness.BenchError("valgrind of bench_engine failed")
+    return int(counted.group(1)) / tasks
+
+
 def measure():
     harness.build("bench_engine")
     runs = {policy: [] for policy in POLICIES}
@@ -31,4 +52,6 @@ def measure():
     figures.add("overhead_cpu_ms", [max(statistics.median(values) for values in medians.values())])
     for policy, values in medians.items():
         figures.add(f"{policy.replace(':', '_')}_cpu_ms", values)
+    if (instructions := instructions_per_task()) is not None:
+        figures.add("instructions_per_task", [instructions])
     return figures.line("engine", subgroups=runs["host"][0]["subgroups"], runs=RUNS)

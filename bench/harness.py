@@ -133,6 +133,8 @@ def peers(*modules):
     if "deepspeed" in missing:  # it compiles its optimizer at first use
         run([*install, "setuptools", "wheel", "ninja"])
         run([*install, "--no-build-isolation", "deepspeed"], env={**QUIET, "DS_BUILD_OPS": "0"})
+    if "peft" in missing:
+        run([*install, "peft"])
     if "torchao" in missing:
         run([*install, "torchao"])
     if not imports(python, modules):

@@ -9,7 +9,10 @@ import argparse
 import json
 import sys
 
+import acceptance
 import adam
+import adam_before
+import adapters
 import beside_torch
 import checkpoint
 import cpu_experts
@@ -29,14 +32,16 @@ import published
 import sample
 import simulate
 import speculate
+import speculate_kernels
 import state_file
 import streaming
 
-BENCHMARKS = {"adam": adam, "checkpoint": checkpoint, "cpu-experts": cpu_experts, "cpu-train": cpu_train,
+BENCHMARKS = {"acceptance": acceptance, "adam": adam, "adam-before": adam_before, "adapters": adapters,
+              "checkpoint": checkpoint, "cpu-experts": cpu_experts, "cpu-train": cpu_train,
               "engine": engine,
               "five-policies": five_policies, "gpu-kernels": gpu_kernels, "gpu-policies": gpu_policies,
               "gpu-training": gpu_training, "metrics": metrics, "overlap": overlap, "packing": packing, "predict": predict,
-              "published": published, "sample": sample, "simulate": simulate, "speculate": speculate,
+              "published": published, "sample": sample, "simulate": simulate, "speculate": speculate, "speculate-kernels": speculate_kernels,
               "state-file": state_file, "streaming": streaming,
               "torch": beside_torch}
 

@@ -71,9 +71,7 @@ def add_steps(figures):
                 figures.add(f"{race_name}_{kind}_step_seconds", race.seconds(kind))
 
 
-def measure():
-    harness.build("bench_speculate", "bench_steps")
-    figures = harness.Figures()
+def add_kernels(figures):
     ratios = {name: times(name) for name in FORMATS}
     worst = max(ratios, key=lambda name: statistics.median(ratios[name][0]))
     figures.add("kernel_over_plain", ratios[worst][0])
@@ -81,10 +79,24 @@ def measure():
         spelled = name.replace("-", "_")
         figures.add(f"{spelled}_over_plain", speculated)
         figures.add(f"{spelled}_redo_over_plain", redone)
-    add_steps(figures)
+
+
+def add_bytes(figures):
     for name, (size, share) in record_bytes().items():
         spelled = name.replace("-", "_")
         figures.add(f"undo_bytes_{spelled}", [size])
         figures.add(f"recorded_share_{spelled}", [share])
         figures.add(f"{spelled}_bytes_over_plain", [(FORMATS[name] + size) / FORMATS[name]])
-    return figures.line("speculate", parameters=COUNT, threads=harness.cores(), pairs=PAIRS, steps=STEPS)
+
+
+def line(name, figures):
+    return figures.line(name, parameters=COUNT, threads=harness.cores(), pairs=PAIRS, steps=STEPS)
+
+
+def measure():
+    harness.build("bench_speculate", "bench_steps")
+    figures = harness.Figures()
+    add_kernels(figures)
+    add_steps(figures)
+    add_bytes(figures)
+    return line("speculate", figures)

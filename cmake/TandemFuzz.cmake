@@ -7,7 +7,7 @@ endif()
 target_compile_options(tandem_flags INTERFACE -O1 -g1 -fno-omit-frame-pointer -fsanitize=fuzzer-no-link,address,undefined
                                               -fno-sanitize-recover=all -D_GLIBCXX_ASSERTIONS)
 add_link_options(-fsanitize=fuzzer,address,undefined)
-foreach(module core scheduler models data io train)
+foreach(module core scheduler models data io comm train)
   add_subdirectory(${module} EXCLUDE_FROM_ALL)
 endforeach()
 add_subdirectory(tests/fuzz)

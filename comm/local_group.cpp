@@ -14,6 +14,7 @@
 #include <string_view>
 #include <utility>
 
+#include "comm/group_call.hpp"
 #include "core/base/error.hpp"
 #include "core/base/stall.hpp"
 #include "core/device/watched_wait.hpp"
@@ -32,12 +33,7 @@ struct Call {
   bool agrees_with(const Call& other) const {
     return name == other.name && root == other.root && bytes == other.bytes && std::ranges::equal(parts, other.parts);
   }
-  std::string text() const {
-    if (parts.empty()) return fmt::format("{} of {} bytes from rank {}", name, bytes, root);
-    std::string all;
-    for (const ByteRange& part : parts) all += fmt::format(" [{}, {})", part.begin, part.end);
-    return fmt::format("{} of bytes{}", name, all);
-  }
+  std::string text() const { return parts.empty() ? text_of_broadcast(root, bytes) : text_of_call(name, parts); }
 };
 
 std::string message_of(const std::exception_ptr& error) {
@@ -233,7 +229,6 @@ class LocalGroup final : public Group {
   void among_all(std::size_t meeting, const Call& call, const Body& body, const Finish& finish);
   template <class Pull>
   void on_devices(const Call& call, StreamView stream, const Pull& pull);
-  void require_parts(std::span<const ByteRange> parts) const;
   void come_to_rest(StreamView stream, std::string_view what) const noexcept;
   template <class Each>
   void for_peers(const Each& each) const;
@@ -303,7 +298,7 @@ template <class Pull>
 void LocalGroup::on_devices(const Call& call, StreamView stream, const Pull& pull) {
   or_fail([&] {
     device_.require_own(stream);
-    require_parts(call.parts);
+    require_parts(call.parts, members_.count());
     const Marks& mine = shared_->marks[static_cast<std::size_t>(rank_)];
     device_.record(mine.shown, stream);
     among_all(
@@ -326,20 +321,6 @@ void LocalGroup::come_to_rest(StreamView stream, std::string_view what) const no
   }
 }
 
-void LocalGroup::require_parts(std::span<const ByteRange> parts) const {
-  if (parts.size() != static_cast<std::size_t>(members_.count())) {
-    throw MisuseError(fmt::format("{} parts are given to a group of {}", parts.size(), members_.count()));
-  }
-  for (std::size_t i = 0; i < parts.size(); ++i) {
-    if (parts[i].begin > parts[i].end) throw MisuseError(fmt::format("part {} ends before it begins", i));
-    for (std::size_t k = 0; k < i; ++k) {
-      if (std::max(parts[i].begin, parts[k].begin) < std::min(parts[i].end, parts[k].end)) {
-        throw MisuseError(fmt::format("parts {} and {} overlap", k, i));
-      }
-    }
-  }
-}
-
 void LocalGroup::all_gather(std::byte* buffer, std::span<const ByteRange> parts, StreamView stream) {
   on_devices({.name = "all_gather", .parts = parts, .data = buffer}, stream, [&](int peer, const std::byte* theirs) {
     const ByteRange part = parts[static_cast<std::size_t>(peer)];
@@ -357,7 +338,7 @@ void LocalGroup::all_to_all(const std::byte* from, std::span<const ByteRange> pa
 
 void LocalGroup::broadcast(Channel channel, int root, std::span<std::byte> bytes) {
   or_fail([&] {
-    if (root < 0 || root >= members_.count()) throw MisuseError(fmt::format("there is no rank {} to broadcast", root));
+    require_root(root, members_.count());
     const Call call{.name = "broadcast", .root = root, .bytes = bytes.size(), .data = bytes.data()};
     among_all(
         Members::of(channel), call,

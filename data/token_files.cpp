@@ -50,6 +50,10 @@ bool belongs_to_tokens(const fs::path& file) {
   const auto is_beside = [&](const char* ending) {
     return fs::exists(fs::path(file).replace_extension(ending), ignored);
   };
+  constexpr std::string_view scores = ".scores.safetensors";
+  if (const std::string name = file.filename().string(); name.ends_with(scores)) {
+    return fs::exists(file.parent_path() / (name.substr(0, name.size() - scores.size()) + ".bin"), ignored);
+  }
   if (file.extension() == ".json") return is_beside(".bin") || is_beside(".npy");
   return file.extension() == ".idx" && is_beside(".bin");
 }
@@ -135,6 +139,9 @@ TokenDescription parse_description(std::string_view text, const std::string& nam
   description.tokens = natural(json, "tokens", -1, name);
   description.end_token = natural_or_unknown(json, "end_token");
   description.records = natural_or_unknown(json, "records");
+  if (json.contains("pairs") && !json["pairs"].is_boolean()) bad_description(name, "its \"pairs\" is no true or false");
+  description.pairs = json.contains("pairs") && json["pairs"].get<bool>();
+  if (description.pairs && layout != "rows") bad_description(name, "pairs need the layout rows");
   if (layout != "rows" && layout != "packed") return description;
   description.layout = layout == "rows" ? TokenLayout::rows : TokenLayout::packed;
   description.row_length = natural(json, "row_length", 0, name);

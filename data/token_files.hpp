@@ -24,7 +24,7 @@ struct FoundFiles {
 };
 
 /// Regular files below `name` in byte order of path (links not followed, hidden ones left out), or the file itself. In
-/// a folder, masks, descriptions and indices that belong to token files are not listed. Throws InputError where
+/// a folder, masks, descriptions, indices and scores that belong to token files are not listed. Throws InputError where
 /// something is missing or may not be read, and where a folder has nothing to list.
 FoundFiles files_of(const std::filesystem::path& name);
 
@@ -44,6 +44,7 @@ struct TokenDescription {
   std::int64_t records = -1;    ///< documents or other records in the file; -1: unknown
   std::int64_t vocabulary = 0;  ///< entries of the tokenizer's vocabulary; 0: unknown
   std::int64_t tokens = -1;     ///< tokens in the file; -1: unknown
+  bool pairs = false;           ///< rows 2 i and 2 i + 1 are answers to one prompt, the preferred one first
 };
 /// Throws InputError on anything but an object whose entries make sense. `name` is for messages.
 TokenDescription parse_description(std::string_view json, const std::string& name);

@@ -246,9 +246,11 @@ void TokenSource::add_mask(Segment& segment) {
   const auto file = data_files::mask_of(segment.file.path());
   std::error_code error;
   if (!std::filesystem::exists(file, error)) {
-    if (layout_ != TokenLayout::packed || segment.count == 0) return;
+    if ((layout_ != TokenLayout::packed && !pairs_) || segment.count == 0) return;
     throw InputError(fmt::format("data {}", segment.file.path().string()),
-                     fmt::format("packed rows need a mask, which says where records begin, and {} is missing",
+                     fmt::format("{} begin, and {} is missing",
+                                 pairs_ ? "pairs of answers need a mask, which says where answers"
+                                        : "packed rows need a mask, which says where records",
                                  file.filename().string()),
                      "put it beside the tokens, or write both again with tools/prepare_data.py");
   }
@@ -294,15 +296,23 @@ void TokenSource::check_mask(const Segment& segment, std::int64_t first, std::sp
 void TokenSource::join_layout(const std::filesystem::path& file, const data_files::TokenDescription& description,
                               std::int64_t count) {
   const std::int64_t row_length = description.row_length;
+  const std::string what = fmt::format("data {}", file.string());
   if (size_ > 0 && (description.layout != layout_ || row_length != row_length_)) {
-    throw InputError(fmt::format("data {}", file.string()), "its layout is another than that of the files before it",
+    throw InputError(what, "its layout is another than that of the files before it",
                      "give files of one layout and row length");
   }
+  if (size_ > 0 && description.pairs != pairs_) {
+    throw InputError(what, "pairs of answers and other records are mixed", "give files of one kind");
+  }
+  pairs_ = description.pairs;
   layout_ = description.layout;
   row_length_ = row_length;
   if (row_length > 0 && count % row_length != 0) {
-    throw InputError(fmt::format("data {}", file.string()),
-                     fmt::format("{} tokens are no multiple of its row length {}", count, row_length),
+    throw InputError(what, fmt::format("{} tokens are no multiple of its row length {}", count, row_length),
+                     "the file is cut off; write it again");
+  }
+  if (pairs_ && count / row_length % 2 != 0) {
+    throw InputError(what, fmt::format("{} rows are no pairs", count / row_length),
                      "the file is cut off; write it again");
   }
 }
@@ -386,6 +396,7 @@ void TokenSource::check_tokens() {
   Hash128 hash;
   add_number(hash, row_length_);
   if (layout_ == TokenLayout::packed) add_text(hash, "packed");
+  if (pairs_) add_text(hash, "pairs");
   for (const auto& segment : segments_) {
     const Checked checked = check_segment(segment);
     add_number(hash, static_cast<std::int64_t>(segment.width));

@@ -44,12 +44,13 @@ constexpr std::int64_t most_added_tokens = 64;
 /// construction, so reading is thread-safe.
 class TokenSource {
  public:
-  /// Opens the files and checks every token once, in parallel. Throws InputError that names the file for
-  /// what is missing, unreadable, of odd length, of a width that nothing states, out of the vocabulary (with position
-  /// and token) or made with a much larger one, for text that is of another kind of file or has a byte 0 (with its
-  /// place), for a mask of another length or with other bytes than its layout has, packed rows without a mask or that
-  /// begin within a record, where masks leave no target or files no token, where text and token files, or layouts, are
-  /// mixed, and where document attention is asked of text, of rows, or of a stream whose end token is not known.
+  /// Opens the files and checks every token once, in parallel. Throws InputError that names the file for what is
+  /// missing, unreadable, of odd length, of a width that nothing states, out of the vocabulary (with position and
+  /// token) or made with a much larger one, for text that is of another kind of file or has a byte 0 (with its place),
+  /// for a mask of another length or with other bytes than its layout has, packed rows or pairs without a mask, packed
+  /// rows that begin within a record, rows of pairs of odd number, where masks leave no target or files no token, where
+  /// text and token files, or layouts, are mixed, and where document attention is asked of text, of rows, or of a
+  /// stream whose end token is not known.
   TokenSource(const std::vector<std::filesystem::path>& names, const TokenSourceOptions& options);
 
   std::int64_t size() const noexcept { return size_; }
@@ -58,6 +59,8 @@ class TokenSource {
   TokenLayout layout() const noexcept { return layout_; }
   /// Tokens of a row; 0 for a stream.
   std::int64_t row_length() const noexcept { return row_length_; }
+  /// Whether rows 2 i and 2 i + 1 are answers to one prompt, of which the first was preferred.
+  bool pairs() const noexcept { return pairs_; }
   /// Whether some tokens are no targets.
   bool masked() const noexcept { return masked_; }
   /// Whether documents of the stream are records; false for packed rows, which have records without it.
@@ -128,6 +131,7 @@ class TokenSource {
   std::string first_bare_;
   bool bytes_ = true;
   bool masked_ = false;
+  bool pairs_ = false;
   bool document_attention_ = false;
   std::string digest_;
   std::vector<std::string> notices_;

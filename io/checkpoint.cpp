@@ -35,15 +35,21 @@ std::string tensor_name(StateArray array, const std::string& parameter) {
   return prefixes[static_cast<std::size_t>(array)] + parameter;
 }
 
+/// Arrays of a parameter that a checkpoint holds.
+std::span<const StateArray> arrays_in(const Manifest& manifest, const CheckpointParameter& parameter) {
+  if (!parameter.elsewhere.empty()) return {};
+  return arrays_of(parameter.trainable, manifest.optimizer);
+}
+
 bool has(const Manifest& manifest, const CheckpointParameter& parameter, StateArray array) {
-  const std::span<const StateArray> stored = arrays_of(parameter.trainable, manifest.optimizer);
+  const std::span<const StateArray> stored = arrays_in(manifest, parameter);
   return std::ranges::find(stored, array) != stored.end();
 }
 
 std::vector<TensorSpec> specs_of(const Manifest& manifest) {
   std::vector<TensorSpec> specs;
   for (const auto& parameter : manifest.parameters) {
-    for (const StateArray array : arrays_of(parameter.trainable, manifest.optimizer)) {
+    for (const StateArray array : arrays_in(manifest, parameter)) {
       specs.push_back({tensor_name(array, parameter.name), "F32", parameter.shape});
     }
   }
@@ -172,6 +178,10 @@ CheckpointFile write_state(const fs::path& file, const CheckpointContent& conten
   const std::vector<float> zeros(at_once);
   for (std::size_t i = 0; i < manifest.parameters.size(); ++i) {
     const auto& parameter = manifest.parameters[i];
+    if (!parameter.elsewhere.empty()) {
+      digest.add_parameter(parameter.name, parameter.elsewhere);
+      continue;
+    }
     const auto count = static_cast<std::size_t>(parameter.count());
     digest.begin_parameter(parameter.name);
     for (const StateArray array : state_arrays) {
@@ -286,6 +296,10 @@ Checkpoint::Checkpoint(const fs::path& directory, CheckpointCheck check)
 
 void Checkpoint::read(std::size_t index, StateArray array, std::int64_t first, std::span<float> values) const {
   const auto& parameter = manifest_.parameters.at(index);
+  if (!parameter.elsewhere.empty()) {
+    throw InputError(where_of(directory_), fmt::format("it holds adapters, and not the values of {}", parameter.name),
+                     "take those from the base that it was trained over");
+  }
   if (!has(manifest_, parameter, array)) {
     std::fill(values.begin(), values.end(), 0.0F);
     return;
@@ -298,7 +312,7 @@ std::vector<Checkpoint::Stored> Checkpoint::stored() const {
   std::vector<Stored> arrays;
   for (std::size_t index = 0; index < manifest_.parameters.size(); ++index) {
     const auto& parameter = manifest_.parameters[index];
-    for (const StateArray array : arrays_of(parameter.trainable, manifest_.optimizer)) {
+    for (const StateArray array : arrays_in(manifest_, parameter)) {
       const StoredTensor& tensor = *state_->find(tensor_name(array, parameter.name));
       if (tensor.begin % sizeof(float) != 0) refuse(directory_, fmt::format("{} is not aligned", parameter.name));
       arrays.push_back({tensor.begin, tensor.begin + tensor.bytes.size(), index, array});
@@ -350,6 +364,10 @@ std::string Checkpoint::state_digest() const {
   std::vector<float> block(static_cast<std::size_t>(state_digest_block));
   StateDigest digest;
   for (const auto& parameter : manifest_.parameters) {
+    if (!parameter.elsewhere.empty()) {
+      digest.add_parameter(parameter.name, parameter.elsewhere);
+      continue;
+    }
     digest.begin_parameter(parameter.name);
     for (const StateArray array : state_arrays) {
       const StoredTensor* tensor =

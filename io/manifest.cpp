@@ -46,9 +46,20 @@ std::optional<double> optional_number(const json& object, const char* key) {
 
 json or_null(const std::optional<double>& value) { return value ? json(*value) : json(nullptr); }
 
+/// Hash of a parameter whose values are elsewhere, as only those of a frozen one are.
+std::string hash_of(const json& j, const CheckpointParameter& parameter, const std::string& where) {
+  const auto text = j.get<std::string>();
+  constexpr std::size_t digits = 32;
+  if (parameter.trainable || text.size() != digits || text.find_first_not_of("0123456789abcdef") != text.npos) {
+    corrupt(where, fmt::format("parameter {} has an impossible hash", parameter.name));
+  }
+  return text;
+}
+
 CheckpointParameter parameter_of(const json& j, const std::string& where) {
   CheckpointParameter parameter{.name = text(j, "name"), .shape = {}, .trainable = j.at("trainable").get<bool>()};
   if (j.contains("missed_updates")) parameter.missed_updates = natural(j.at("missed_updates"));
+  if (j.contains("elsewhere")) parameter.elsewhere = hash_of(j.at("elsewhere"), parameter, where);
   std::int64_t count = 1;
   for (const json& dim : list(j, "shape")) {
     parameter.shape.push_back(natural(dim));
@@ -126,6 +137,10 @@ Manifest from_json(const json& j, const std::string& where) {
   }
   if (j.contains("data_digest")) m.data_digest = text(j, "data_digest");
   if (j.contains("optimizer")) m.optimizer = optimizer_named(text(j, "optimizer"), where);
+  if (j.contains("adapter")) {
+    m.adapter = json_text(j.at("adapter"), 2);
+    m.base_format = text(j, "base_format");
+  }
   for (const json& p : list(j, "parameters")) m.parameters.push_back(parameter_of(p, where));
   for (const json& f : list(j, "files")) m.files.push_back(file_of(f, where));
   return m;
@@ -144,10 +159,11 @@ Manifest parse_manifest(std::string_view content, const std::string& where) {
   const json j = parse_json<json>(content);
   if (!j.is_object() || !j.contains("format")) corrupt(where, "its manifest is no JSON object with a format");
   const json& format = j["format"];
-  if (format != Manifest::format) {
-    const std::string why = fmt::format("its format is {}, this tandem reads {}",
-                                        format.is_number() ? json_text(format) : "no number", +Manifest::format);
-    if (format.is_number() && format.get<double>() > Manifest::format) {
+  if (format != Manifest::format && format != Manifest::format_of_adapters) {
+    const std::string why = fmt::format("its format is {}, this tandem reads {} and {}",
+                                        format.is_number() ? json_text(format) : "no number", +Manifest::format,
+                                        +Manifest::format_of_adapters);
+    if (format.is_number() && format.get<double>() > Manifest::format_of_adapters) {
       throw NewerFormat(where, why, "use the newer tandem that wrote it");
     }
     throw InputError(where, why, "use another one of the run");
@@ -163,11 +179,13 @@ std::string manifest_text(const Manifest& m) {
   json parameters = json::array();
   for (const auto& p : m.parameters) {
     parameters.push_back({{"name", p.name}, {"shape", p.shape}, {"trainable", p.trainable}});
+    if (!p.elsewhere.empty()) parameters.back()["elsewhere"] = p.elsewhere;
     if (p.missed_updates > 0) parameters.back()["missed_updates"] = p.missed_updates;
   }
   json files = json::array();
   for (const auto& f : m.files) files.push_back({{"name", f.name}, {"bytes", f.bytes}, {"xxh3_128", f.hash}});
-  json j{{"format", Manifest::format},
+  // Programs that know no adapters would take such a checkpoint for a damaged one.
+  json j{{"format", m.adapter.empty() ? Manifest::format : Manifest::format_of_adapters},
          {"tandem_version", m.tandem_version},
          {"model", m.model_name},
          {"model_config", part("model_config", m.model_config)},
@@ -194,6 +212,10 @@ std::string manifest_text(const Manifest& m) {
                         {"without_gain", m.evaluations_without_gain}};
   }
   if (!m.data_digest.empty()) j["data_digest"] = m.data_digest;
+  if (!m.adapter.empty()) {
+    j["adapter"] = part("adapter", m.adapter);
+    j["base_format"] = m.base_format;
+  }
   if (m.optimizer != Optimizer::adamw) j["optimizer"] = name_of(m.optimizer);
   return json_document(j);
 }

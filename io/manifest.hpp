@@ -17,6 +17,9 @@ struct CheckpointParameter {
   std::vector<std::int64_t> shape;
   bool trainable = true;
   std::int64_t missed_updates = 0;  ///< updates of the state that left this parameter as it was
+  /// Hash of a frozen parameter, as StateDigest::parameter_hash has it, whose values are not in the checkpoint but in
+  /// the model that the run began with; empty: they are here.
+  std::string elsewhere{};
   std::int64_t count() const noexcept;
 };
 
@@ -34,7 +37,7 @@ struct CheckpointMixPart {
 };
 
 struct Manifest {
-  static constexpr int format = 1;
+  static constexpr int format = 1, format_of_adapters = 2;
   std::string tandem_version;
   std::string model_name;
   std::string model_config;  ///< text of a Hugging Face config.json
@@ -61,6 +64,8 @@ struct Manifest {
   std::vector<CheckpointMixPart> mix;      ///< sources of --mix, in its order; else empty
   std::string data_digest;                 ///< digest of the data's content; empty: not known, as in older checkpoints
   Optimizer optimizer = Optimizer::adamw;  ///< whose state it is
+  std::string adapter;      ///< adapters that the run trains, JSON as PEFT's adapter_config.json; empty: none
+  std::string base_format;  ///< format of its frozen matrices, "bf16"; empty where there are no adapters
   std::vector<CheckpointParameter> parameters;
   std::vector<CheckpointFile> files;
 };

@@ -22,6 +22,8 @@ Records, recognised by their fields:
   alpaca     {"instruction": "...", "input": "...", "output": "..."}             the output
   prompt     {"prompt": "...", "completion": "..."}, as text or as messages      the completion
   text       {"text": "..."}                                                     all
+  preference {"prompt": "...", "chosen": "...", "rejected": "..."}, as text or as messages; a pair for train --objective dpo.
+             Without a prompt, or with whole conversations, the common beginning of both is the prompt
 Chats are written by the template that the tokenizer's folder brings (needs the Python package jinja2, which runs it in its
 sandbox), else with a line <|role|> before each content. See docs/data.md.
 
@@ -60,7 +62,7 @@ def settings(arguments, program):
                         help="show the first N records as the model will see them (default 1; 0: none)")
     parser.add_argument("--validation", type=float, default=0.0, metavar="R",
                         help="share of the records for NAME-validation.bin, such as 0.02 (default: none)")
-    parser.add_argument("--layout", choices=("stream", "rows", "packed"), default="stream", help="default stream")
+    parser.add_argument("--layout", choices=("stream", "rows", "packed"), help="default stream, of preferences rows")
     parser.add_argument("--row-length", type=int, metavar="TOKENS",
                         help="of rows, also packed ones: one more than train's --seq-len; longer records are cut (default: the "
                         "longest)")

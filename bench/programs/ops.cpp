@@ -3,6 +3,7 @@
 #include <benchmark/benchmark.h>
 
 #include <cstdlib>
+#include <cstring>
 #include <memory>
 #include <vector>
 
@@ -238,6 +239,29 @@ void pointwise(benchmark::State& state) {
   }
 }
 
+/// Codes of a matrix (O, I) to bf16, beside a copy of as many bytes as that reads and writes: 0, then int8 to fp8.
+void decode(benchmark::State& state) {
+  constexpr std::int64_t rows = 4096, columns = 4096;
+  const auto code = static_cast<WeightCode>(state.range(0));
+  const auto parallel = make_parallel(threads);
+  const std::int64_t scales = scale_floats(code, {1, rows, columns});
+  const std::int64_t code_bytes = code == WeightCode::none ? 2 * rows * columns : rows * columns * code_bits(code) / 8;
+  const Buffer codes(DType::f32, {code_bytes / 4}), factors(DType::f32, {scales + 1});
+  const Buffer weight(DType::bf16, {rows, columns});
+  constexpr std::int64_t pieces = 256, bytes = 2 * rows * columns / pieces;
+  for (auto _ : state) {
+    if (code == WeightCode::none) {
+      parallel->run(pieces,
+                    [&](std::int64_t i) { std::memcpy(weight.data() + i * bytes, codes.data() + i * bytes, bytes); });
+    } else {
+      fast::decode(*parallel, {code, codes.data(), TensorView(factors).as<float>()}, weight);
+    }
+  }
+  const auto moved = static_cast<double>(code_bytes + scales * 4 + 2 * rows * columns);
+  state.counters["bytes/s"] =
+      benchmark::Counter(moved * static_cast<double>(state.iterations()), benchmark::Counter::kIsRate);
+}
+
 void gpt2_products(benchmark::internal::Benchmark* b) {
   const std::int64_t shapes[][2] = {{768, 2304}, {768, 768}, {768, 3072}, {3072, 768}};
   for (const std::int64_t bf16_activations : {0, 1}) {
@@ -268,6 +292,7 @@ BENCHMARK(head_loss)
     ->UseRealTime()
     ->Unit(benchmark::kMillisecond);
 BENCHMARK(attention)->ArgsProduct({{0, 1}, {0, 1}})->ArgNames({"bf16", "backward"})->UseRealTime();
+BENCHMARK(decode)->DenseRange(0, 4)->ArgNames({"code"})->UseRealTime();
 BENCHMARK(pointwise)->ArgsProduct({{0, 1}, {0, 1, 2, 3}})->ArgNames({"bf16", "gelu/d/norm/d"})->UseRealTime();
 
 }  // namespace

@@ -32,6 +32,11 @@ struct Settings {
   std::string state = "fp32", speculate = "off";
   double clip = 1.0;
   double clip_of_norm = 0.0;  ///< share of the norm of the step before, in place of `clip`; 0: none
+  std::string family = "gpt2";
+  std::int64_t vocabulary = 0;  ///< 0: the built-in shape's
+  std::int64_t recompute = 1;   ///< 0: all activations are kept
+  std::int64_t lora = 0;        ///< rank of adapters of all linear layers of blocks, with all else frozen; 0: none
+  std::string base = "bf16";    ///< format of frozen matrices
 };
 
 /// The value of that name.
@@ -61,6 +66,11 @@ Settings read(int argc, char** argv) {
       {"state", [&](const std::string& v) { s.state = v; }},
       {"speculate", [&](const std::string& v) { s.speculate = v; }},
       {"clip", [&](const std::string& v) { s.clip = std::stod(v); }},
+      {"family", [&](const std::string& v) { s.family = v; }},
+      {"vocabulary", [&](const std::string& v) { s.vocabulary = std::stoll(v); }},
+      {"recompute", [&](const std::string& v) { s.recompute = std::stoll(v); }},
+      {"lora", [&](const std::string& v) { s.lora = std::stoll(v); }},
+      {"base", [&](const std::string& v) { s.base = v; }},
       {"clip_of_norm", [&](const std::string& v) { s.clip_of_norm = std::stod(v); }}};
   for (int i = 1; i < argc; ++i) {
     const std::string word = argv[i];
@@ -73,7 +83,7 @@ Settings read(int argc, char** argv) {
 }
 
 ModelConfig model_of(const Settings& s) {
-  ModelConfig c = builtin_model("tiny-gpt2");
+  ModelConfig c = builtin_model("tiny-" + s.family);
   c.width = s.width;
   c.layers = s.layers;
   c.heads = s.width / 64;
@@ -81,15 +91,72 @@ ModelConfig model_of(const Settings& s) {
   c.head_dim = 64;
   c.ffn = 4 * s.width;
   c.positions = s.sequence;
+  if (s.vocabulary > 0) c.vocabulary = s.vocabulary;
+  if (s.lora == 0) return c;
+  std::vector<std::string> modules;
+  for (const LinearLayer& layer : linear_layers(c)) modules.push_back(layer.module);
+  c.lora = LoraConfig{.rank = s.lora, .alpha = 2.0 * static_cast<double>(s.lora)};
+  c.lora->modules.assign(static_cast<std::size_t>(c.layers), modules);
   return c;
+}
+
+WeightCode code_of(const std::string& base) {
+  const std::map<std::string, WeightCode> names = {{"bf16", WeightCode::none},
+                                                   {"int8", WeightCode::int8},
+                                                   {"nf4", WeightCode::nf4},
+                                                   {"nf4-double", WeightCode::nf4_double},
+                                                   {"fp8", WeightCode::fp8}};
+  const auto found = names.find(base);
+  if (found == names.end()) throw UsageError(base, "no such format");
+  return found->second;
+}
+
+/// The model's layout; with adapters all else is frozen, and the matrices of blocks are stored as `base` says.
+ParameterLayout layout_of(const ModelConfig& config, const Settings& s) {
+  const ParameterLayout plain = layout_of(config);
+  if (!config.lora) return plain;
+  ParameterLayout layout;
+  for (const Layer& layer : plain.layers()) {
+    auto builder = layout.add_layer(layer.name);
+    for (const Parameter& p : layer.parameters) {
+      ParameterOptions options = p.options;
+      options.trainable = is_adapter(p);
+      const bool of_block = p.layer > 0 && p.layer <= config.layers;
+      if (!options.trainable && of_block && p.shape.rank() > 1) options.code = code_of(s.base);
+      builder.add(p.name, p.shape, options);
+    }
+  }
+  if (config.tied_head) layout.tie("embedding.tokens", "head.lm_head");
+  return layout;
+}
+
+/// Bytes of the blocks' frozen matrices, as they are stored, and their elements.
+std::pair<std::size_t, std::int64_t> base_of(const ParameterLayout& layout) {
+  std::size_t bytes = 0;
+  std::int64_t elements = 0;
+  for (const Layer& layer : layout.layers()) {
+    const auto between = [&](std::int64_t begin, std::int64_t end) {
+      return layer.weight_offset(end) - layer.weight_offset(begin);
+    };
+    for (const Parameter& p : layer.parameters) {
+      const bool of_block = p.layer > 0 && p.layer + 1 < layout.layer_count();
+      if (!of_block || p.options.trainable || p.shape.rank() < 2) continue;
+      bytes += between(p.offset, p.offset + p.padded_count);
+      elements += p.count;
+      if (!p.coded()) continue;
+      bytes += static_cast<std::size_t>(scale_floats(p.options.code, p.coded_shape())) * sizeof(float);
+    }
+  }
+  return {bytes, elements};
 }
 
 class Steps {
  public:
   explicit Steps(const Settings& s)
       : config_(model_of(s)),
-        layout_(layout_of(config_)),
-        model_(config_, {.batch = s.batch, .sequence = s.sequence, .recomputed_blocks = config_.layers}),
+        layout_(layout_of(config_, s)),
+        model_(config_,
+               {.batch = s.batch, .sequence = s.sequence, .recomputed_blocks = s.recompute != 0 ? config_.layers : 0}),
         device_(open_device("host", {.memory = std::size_t{4} << 30,
                                      .threads = static_cast<int>(s.threads),
                                      .update_threads = static_cast<int>(s.threads),
@@ -112,8 +179,8 @@ class Steps {
     Arena arena(activations_.data(), bytes, "activations");
     model_.bind(*device_, arena, stream_);
     engine_ = std::make_unique<OffloadEngine>(*device_, layout_, options_, plan_);
-    engine_->initialize([&](const Parameter& p, std::span<float> values) {
-      initialize_parameter(config_, p, 1, 0, values, &device_->host_kernels().parallel());
+    engine_->initialize([&](const Parameter& p, std::int64_t first, std::span<float> values) {
+      initialize_parameter(config_, p, 1, first, values, &device_->host_kernels().parallel());
     });
     fill_batch(s);
   }
@@ -145,6 +212,8 @@ class Steps {
                           {"engine_device_bytes", plan_.memory.device_bytes()},
                           {"weight_bytes", weights},
                           {"parameters", layout_.parameter_count()},
+                          {"base_bytes", base_of(layout_).first},
+                          {"base_elements", base_of(layout_).second},
                           {"confirmed_steps", engine_->counters().confirmed_steps},
                           {"rolled_back_steps", engine_->counters().rolled_back_steps},
                           {"speculated_parameters", engine_->counters().parameters_speculated},

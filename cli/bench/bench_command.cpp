@@ -39,15 +39,19 @@ using Json = nlohmann::ordered_json;
 // Change time and memory, never the state: so all rows of a sweep must agree in their digest.
 constexpr std::array<std::string_view, 7> sweepable{"device-memory", "host-memory",     "link-bandwidth", "update-rate",
                                                     "subgroup-size", "resident-layers", "prefetch-layers"};
-constexpr std::array<std::string_view, 18> fixed{"model",      "device",
-                                                 "state",      "compute",
-                                                 "recompute",  "offload-activations",
-                                                 "freeze",     "micro-batch",
-                                                 "grad-accum", "accumulation-order",
-                                                 "seq-len",    "seed",
-                                                 "threads",    "update-threads",
-                                                 "numa-node",  "state-dir",
-                                                 "clip",       "on-nonfinite"};
+constexpr std::array<std::string_view, 26> fixed{"model",        "device",
+                                                 "state",        "compute",
+                                                 "recompute",    "offload-activations",
+                                                 "freeze",       "micro-batch",
+                                                 "grad-accum",   "accumulation-order",
+                                                 "seq-len",      "seed",
+                                                 "threads",      "update-threads",
+                                                 "numa-node",    "state-dir",
+                                                 "clip",         "on-nonfinite",
+                                                 "lora-rank",    "lora-alpha",
+                                                 "lora-targets", "lora-dropout",
+                                                 "lora-rslora",  "lora-modules-to-save",
+                                                 "adapter",      "base"};
 constexpr std::string_view rows_name = "rows.jsonl";
 constexpr std::string_view profile_name = "profile.toml";
 constexpr std::string_view compute_key = "compute_measured";
@@ -92,7 +96,7 @@ class Bench {
     report_.command = std::move(command);
     report_.model = source_.config.name;
     report_.tokens = static_cast<double>(config_.micro_batch * config_.grad_accum * config_.seq_len);
-    layout_ = frozen_layout(source_.config, config_.freeze);
+    layout_ = trained_layout(config_, source_.config);
     report_.parameters = static_cast<double>(layout_.parameter_count());
     for (const BenchSetting& setting : flags.settings()) {
       for (const std::string& policy : flags.policies) {
@@ -303,7 +307,7 @@ class Bench {
   /// work (zeroed buffers, rounded gradients), which has been measured with it: it must not count twice.
   void match_compute(const RunSetup& run, const StepFigures& measured) {
     constexpr int rounds = 6;  // each leaves a small part of the difference
-    const auto seconds = compute_seconds(profile_, work_of(source_.config, run.model->shape()));
+    const auto seconds = compute_seconds(profile_, work_of(source_.config, run.model->shape(), {}, &run.layout));
     for (int round = 0; round < rounds; ++round) {
       auto slower = seconds;
       for (LayerSeconds& s : slower) s = {s.forward * slower_.forward, s.backward * slower_.backward};
@@ -470,6 +474,7 @@ int bench(const BenchFlags& flags, const ProgramContext& context) {
   if (config.model.empty()) config.model = "tiny-gpt2";
   check(flags, config);
   ModelSource source = find_model(config.model, {.from_scratch = config.from_scratch, .out = flags.out});
+  take_adapters(config, source);
   config.seq_len = sequence_length(config, source.config);
   recompute_of(config, source.config);  // a contradiction is told before anything is measured
   const StopSignal signals;

@@ -69,6 +69,7 @@ double BenchSteps::one(bool apart) {
       const HostBatch batch = loaded_.batch(slot);
       fill(batch.tokens);
       fill(batch.targets);
+      std::ranges::fill(batch.reference, 0.0F);
     }
     probe.begin_forward(loaded_.stream());
     loaded_.train(first, n, probe, static_cast<float>(1.0 / targets()));

@@ -14,8 +14,11 @@
 #include "core/base/json_text.hpp"
 #include "data/window_sampler.hpp"
 #include "io/checkpoint.hpp"
+#include "models/hf/hf_config.hpp"
 #include "train/config/units.hpp"
+#include "train/hf/adapter_source.hpp"
 #include "train/hf/hf_export.hpp"
+#include "train/hf/lora_modules.hpp"
 #include "train/hf/model_source.hpp"
 #include "train/setup/training_data.hpp"
 
@@ -41,7 +44,8 @@ int eval(const EvalFlags& flags) {
   TrainConfig config = flags.config.config();
   require_model(config);
   if (config.data.empty()) throw UsageError("--data", "missing", "for example --data held-out.txt");
-  const ModelSource source = find_trained_model(config.model);
+  ModelSource source = find_trained_model(config.model);
+  take_adapters(config, source);
   static_cast<void>(sequence_length(config, source.config));  // refuses one beyond the positions
   check_weights(source, forward_layout(source.config));
   const auto data = open_tokens(config.data, config, source, "--data", DataUse::evaluation);
@@ -105,6 +109,8 @@ struct ExportFlags {
   std::string to;
   std::string dtype = "bf16";
   std::string shard_size = "5GiB";
+  std::string adapter;
+  bool merged = false;
   bool best = false;
   bool json = false;
 };
@@ -139,35 +145,116 @@ BestCheckpoint best_of(const fs::path& run) {
   return {std::move(best), manifest.best_step, *manifest.best_eval_loss};
 }
 
-int export_model(const ExportFlags& flags) {
-  const std::size_t shard_bytes = value_of("--shard-size", [&] { return parse_size(flags.shard_size); });
-  if (shard_bytes == 0) throw UsageError("--shard-size 0", "out of range", "for example --shard-size 5GiB");
-  std::optional<BestCheckpoint> best;
-  if (flags.best) best = best_of(flags.source);
-  const ModelSource source = find_trained_model(best ? best->directory.string() : flags.source, "export");
-  const ParameterLayout layout = frozen_layout(source.config, "");
-  const ParameterValues values = initial_values(source, layout, 0);
+/// Throws WriteError where the folder is taken.
+void require_free(const std::string& to) {
   std::error_code ignored;
-  if (fs::exists(flags.to, ignored) && (!fs::is_directory(flags.to) || !fs::is_empty(flags.to))) {
-    throw WriteError(fmt::format("--to {}", flags.to), "it exists and is not an empty folder", "name another one");
+  if (!fs::exists(to, ignored) || (fs::is_directory(to) && fs::is_empty(to))) return;
+  throw WriteError(fmt::format("--to {}", to), "it exists and is not an empty folder", "name another one");
+}
+
+/// Says how many parameters were written, and of which checkpoint where that was chosen.
+void report_export(const ExportFlags& flags, std::int64_t parameters, std::string_view as,
+                   const std::optional<BestCheckpoint>& best) {
+  if (flags.json) {
+    Json json{{"directory", flags.to}, {"dtype", flags.dtype}, {"parameters", parameters}, {"as", as}};
+    if (best) json["best"] = {{"step", best->step}, {"eval_loss", best->loss}};
+    return print_output(json_document(json));
   }
-  const ExportType type = flags.dtype == "fp32" ? ExportType::fp32 : ExportType::bf16;
-  export_hf(flags.to, {.config = source.config,
+  const std::string chosen =
+      best ? fmt::format(", of step {}, eval loss {:.4f}", best->step, best->loss) : std::string();
+  print_output(fmt::format("{} parameters{} as {} in {}{}\n", format_count(parameters),
+                           as == "adapter" ? " of an adapter for PEFT" : "", flags.dtype, flags.to, chosen));
+}
+
+/// The adapter of a run, without the base that it belongs to.
+std::int64_t export_adapter_of(const fs::path& path, const ExportFlags& flags, ExportType type) {
+  const auto adapter = open_adapter(path, "export");
+  if (adapter->checkpoint() == nullptr) {
+    throw UsageError(fmt::format("export {}", path.string()), "it is an adapter of PEFT's already",
+                     "--merged makes a whole model of it");
+  }
+  const Manifest& manifest = adapter->checkpoint()->manifest();
+  ModelConfig config = parse_hf_config(manifest.model_config, manifest.model_name);
+  const LoraOptions& options = adapter->description().options;
+  config.lora = lora_config(config, options, "target_modules");
+  TrainConfig described;
+  described.lora = options;
+  const ParameterLayout layout = trained_layout(described, config);
+  adapter->check(config, layout);
+  require_free(flags.to);
+  const std::vector<fs::path> beside = adapter->checkpoint()->files_beside();
+  std::int64_t parameters = 0;
+  for (const Parameter* p : layout.owned_parameters()) parameters += p->options.trainable ? p->count : 0;
+  export_adapter(flags.to, {.config = config,
+                            .layout = layout,
+                            .options = options,
+                            .base = adapter->description().base,
+                            .type = type,
+                            .beside = {beside.begin(), beside.end()},
+                            .values = [&](const Parameter& p, std::int64_t first, std::span<float> values) {
+                              adapter->read(config, p, first, values);
+                            }});
+  return parameters;
+}
+
+/// Warns where what is merged was trained over other values of the base than those that are at hand.
+void warn_of_base_format(const AdapterSource& adapter) {
+  if (adapter.checkpoint() == nullptr) return;
+  const std::string& format = adapter.checkpoint()->manifest().base_format;
+  if (format == "bf16") return;
+  spdlog::warn("the adapters were trained over a base in {}, and are added to its original weights: the loss differs",
+               format);
+}
+
+std::int64_t export_whole(const std::string& name, const ExportFlags& flags, ExportType type, std::size_t shard_bytes) {
+  ModelSource source = find_trained_model(name, "export");
+  TrainConfig config;
+  config.adapter = flags.adapter;
+  take_adapters(config, source);
+  if (flags.merged && !source.adapter) {
+    throw UsageError(fmt::format("export {} --merged", name), "it has no adapter to merge", "leave out --merged");
+  }
+  const ModelConfig plain = without_adapters(source.config);
+  const ParameterLayout layout = frozen_layout(plain, ""), all = forward_layout(source.config);
+  ParameterValues values = initial_values(source, source.adapter ? all : layout, 0);
+  if (source.adapter) {
+    warn_of_base_format(*source.adapter);
+    values = merged_values(source.config, all, std::move(values));
+  }
+  require_free(flags.to);
+  export_hf(flags.to, {.config = plain,
                        .layout = layout,
                        .bytes = source.bytes,
                        .type = type,
                        .shard_bytes = shard_bytes,
                        .beside = source.beside,
                        .values = values});
-  if (flags.json) {
-    Json json{{"directory", flags.to}, {"dtype", flags.dtype}, {"parameters", layout.parameter_count()}};
-    if (best) json["best"] = {{"step", best->step}, {"eval_loss", best->loss}};
-    print_output(json_document(json));
-  } else {
-    print_output(
-        fmt::format("{} parameters as {} in {}{}\n", format_count(layout.parameter_count()), flags.dtype, flags.to,
-                    best ? fmt::format(", of step {}, eval loss {:.4f}", best->step, best->loss) : std::string()));
+  return layout.parameter_count();
+}
+
+/// Whether a path is a run or checkpoint of adapters, or a folder of PEFT's.
+bool holds_adapter(const fs::path& path) {
+  const bool checkpoints = is_checkpoint(path) || is_run(path);
+  if (!checkpoints) return is_peft_folder(path);
+  const auto checkpoint = is_checkpoint(path) ? std::make_unique<Checkpoint>(path, CheckpointCheck::all_but_state)
+                                              : newest_of(path, CheckpointCheck::all_but_state);
+  return !checkpoint->manifest().adapter.empty();
+}
+
+int export_model(const ExportFlags& flags) {
+  const std::size_t shard_bytes = value_of("--shard-size", [&] { return parse_size(flags.shard_size); });
+  if (shard_bytes == 0) throw UsageError("--shard-size 0", "out of range", "for example --shard-size 5GiB");
+  std::optional<BestCheckpoint> best;
+  if (flags.best) best = best_of(flags.source);
+  const std::string source = best ? best->directory.string() : flags.source;
+  const ExportType type = flags.dtype == "fp32" ? ExportType::fp32 : ExportType::bf16;
+  if (!flags.adapter.empty() && !flags.merged) {
+    throw UsageError("--adapter", "it is for --merged", "give both, or name the adapter's run alone");
   }
+  const bool as_adapter = !flags.merged && holds_adapter(source);
+  const std::int64_t parameters =
+      as_adapter ? export_adapter_of(source, flags, type) : export_whole(source, flags, type, shard_bytes);
+  report_export(flags, parameters, as_adapter ? "adapter" : "model", best);
   return 0;
 }
 
@@ -214,6 +301,14 @@ CommandFunction add_export_command(CLI::App& program) {
   command->add_flag("--best", flags->best,
                     "of a run trained with --keep-best: its checkpoint with the lowest loss on --eval-data. Default: "
                     "its newest checkpoint");
+  command->add_flag("--merged", flags->merged,
+                    "adds adapters to the weights of their base: a whole model, not an adapter for PEFT. Default: off");
+  command
+      ->add_option(
+          "--adapter", flags->adapter,
+          "with --merged: adapter that is merged into the model of SOURCE. Default: its own. Example: --adapter "
+          "runs/lora")
+      ->type_name("DIR");
   add_json(*command, flags->json);
   command->footer("Example: tandem export runs/first --to exported --dtype bf16");
   return [flags](const ProgramContext&) { return export_model(*flags); };

@@ -59,6 +59,8 @@ struct Planned {
   std::string order;  ///< order of the micro-batches; empty for a single one
   std::string activations;
   std::optional<Simulation> predicted;
+  std::optional<double>
+      confirmed_seconds;  ///< seconds of a step that is not clipped, where some updates may run ahead of the norm
   std::vector<Candidate> candidates;
   std::vector<Upgrade> upgrades;
   std::optional<ClosedForms> closed_forms;  ///< where the search asked them
@@ -143,6 +145,8 @@ Json json_of(const Planned& planned, const std::string& fitted) {
             {"advice", advice_of(planned)}};
   if (planned.predicted) {
     json["predicted"] = json_of(*planned.predicted, planned.targets, planned.all_tokens);
+    json["predicted"]["confirmed_step_seconds"] =
+        planned.confirmed_seconds ? Json(*planned.confirmed_seconds) : Json(nullptr);
     json["bound_by"] = name_of(planned.predicted->bound_by());
   }
   if (planned.tokens > 0) json["tokens"] = {{"count", planned.tokens}, {"seconds", seconds_of_tokens(planned)}};
@@ -193,11 +197,16 @@ std::string rates(const Planned& planned) {
 
 std::string time_table(const Planned& planned) {
   const Simulation& s = *planned.predicted;
-  return fmt::format(
+  std::string text = fmt::format(
       "{:<28}{:>12}\n{:<28}{:>12.4f}\n{:<28}{:>12.4f}\n{:<28}{:>12.4f}\n{:<28}{:>12.4f}\n{:<28}{:>12.4f}   {}, "
       "bound by {}\n",
       "time", "seconds", "forward", s.forward_seconds, "backward", s.backward_seconds, "update", s.update_seconds,
       "waiting for weights", s.exposed_update_seconds, "step", s.step_seconds, rates(planned), name_of(s.bound_by()));
+  if (planned.confirmed_seconds) {
+    text += fmt::format("{:<28}{:>12.4f}   updates run ahead of the gradient norm\n", "step, not clipped",
+                        *planned.confirmed_seconds);
+  }
+  return text;
 }
 
 std::string text_of(const ClosedForms& forms) {
@@ -277,6 +286,19 @@ std::int64_t tokens_of(const PlanFlags& flags) {
   throw UsageError(fmt::format("--tokens {}", flags.tokens), "out of range", "give at least 1");
 }
 
+/// Seconds of a step whose updates run ahead of the norm and stay; none where none can.
+std::optional<double> confirmed_seconds(const RunPlan& run) {
+  if (!run.plan.speculates()) return std::nullopt;
+  const RunPrediction& known = *run.prediction;
+  if (run.plan.counts_on_speculation()) return known.choice.simulation.step_seconds;
+  constexpr std::int64_t pieces = 20'000;  // a second at most
+  Plan ahead = run.plan;
+  ahead.speculate = Speculate::on;
+  return simulate(run.layout, ahead, known.profile, known.compute,
+                  {.micro_batches = run.options.max_micro_batches, .coarse_pieces = pieces})
+      .step_seconds;
+}
+
 Planned planned_of(const PlanFlags& flags, const TrainConfig& config, const RunPlan& run) {
   Planned planned;
   planned.plan = run.plan;
@@ -293,6 +315,7 @@ Planned planned_of(const PlanFlags& flags, const TrainConfig& config, const RunP
   }
   const RunPrediction& known = *run.prediction;
   planned.predicted = known.choice.simulation;
+  planned.confirmed_seconds = confirmed_seconds(run);
   planned.candidates = known.choice.candidates;
   planned.closed_forms = closed_forms(config, known.choice, known.profile);
   if (flags.explain) {
@@ -392,7 +415,10 @@ std::string fit(const PlanFlags& flags, TrainConfig& config, ModelSource& source
   std::sort(models.rbegin(), models.rend());
   for (const auto& [parameters, name] : models) {
     TrainConfig c = config;
-    const ModelConfig model = builtin_model(name);
+    ModelSource candidate;
+    candidate.config = builtin_model(name);
+    take_adapters(c, candidate);
+    const ModelConfig& model = candidate.config;
     const bool has_blocks = !c.recompute || c.recompute->blocks == all_blocks || c.recompute->blocks <= model.layers;
     if (c.seq_len > model.positions || !has_blocks) continue;
     c.seq_len = sequence_length(c, model);
@@ -423,6 +449,10 @@ int plan(const PlanFlags& flags) {
   if (flags.fit == "model" && config.model.empty()) config.model = builtin_models().front();
   check_config(config);
   ModelSource source = find_model(config.model, {.from_scratch = config.from_scratch, .out = config.out});
+  if (flags.fit == "model" && !config.adapter.empty()) {
+    throw UsageError("--fit model", "an adapter is of one model", "name it, and leave out --fit model");
+  }
+  if (flags.fit != "model") take_adapters(config, source);
   // With --fit model the sequence length depends on the model that is found.
   if (flags.fit != "model") take_sequences_of(config, source);
   try {

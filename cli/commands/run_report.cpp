@@ -202,6 +202,8 @@ void RunReport::add_measured(std::vector<std::pair<std::string, std::string>>& r
   add_number("device memory, peak", "peak_device_bytes", bytes);
   add_number("host memory, peak", "peak_host_bytes", bytes);
   add_number("skipped steps", "skipped_steps", plain);
+  add_number("steps whose updates ran before the norm, confirmed", "confirmed_steps", plain);
+  add_number("steps whose updates ran before the norm, taken back", "rolled_back_steps", plain);
   for (const auto& [name, key] :
        {std::pair("state digest", "state_digest"), {"compute key", "compute_key"}, {"version", "version"}}) {
     if (const std::string text = text_in(summary_, key); !text.empty()) rows.emplace_back(name, text);

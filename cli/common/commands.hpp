@@ -19,6 +19,7 @@ CommandFunction add_plan_command(CLI::App& program);
 CommandFunction add_calibrate_command(CLI::App& program);
 CommandFunction add_bench_command(CLI::App& program);
 CommandFunction add_eval_command(CLI::App& program);
+CommandFunction add_score_command(CLI::App& program);
 CommandFunction add_sample_command(CLI::App& program);
 CommandFunction add_digest_command(CLI::App& program);
 CommandFunction add_export_command(CLI::App& program);

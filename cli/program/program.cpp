@@ -104,9 +104,9 @@ int parse_and_run(int argc, char** argv) {
       ->check(CLI::IsMember({"debug", "info", "warning", "error"}));
   program.fallthrough();
   std::vector<std::pair<CLI::App*, CommandFunction>> commands;
-  for (auto* add :
-       {add_train_command, add_plan_command, add_calibrate_command, add_bench_command, add_eval_command,
-        add_sample_command, add_digest_command, add_export_command, add_report_command, add_completion_command}) {
+  for (auto* add : {add_train_command, add_plan_command, add_calibrate_command, add_bench_command, add_eval_command,
+                    add_score_command, add_sample_command, add_digest_command, add_export_command, add_report_command,
+                    add_completion_command}) {
     CommandFunction run = add(program);
     commands.emplace_back(program.get_subcommands({}).back(), std::move(run));
   }

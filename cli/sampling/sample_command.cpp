@@ -245,11 +245,12 @@ int run_chat(const SampleFlags& flags, const TrainConfig& config, const ModelSou
 }
 
 int sample(SampleFlags flags) {
-  const TrainConfig config = flags.config.config();
+  TrainConfig config = flags.config.config();
   require_model(config);
   check_flags(flags);
   flags.draw.seed = config.seed;
-  const ModelSource source = find_trained_model(config.model);
+  ModelSource source = find_trained_model(config.model);
+  take_adapters(config, source);
   check_weights(source, forward_layout(source.config));
   if (flags.chat) return run_chat(flags, config, source);
   Prompts prompts = read_prompts({flags.prompts, flags.prompt_ids, flags.file}, source);

@@ -1,7 +1,8 @@
 #pragma once
 // Takes an update of AdamW back, to the bit. The inverse formulas estimate the old state from the new one and the
 // gradient; what an estimate is off by, in units in the last place of what is stored, fits a byte for nearly every
-// element. Moments come first, and the master from the direction that follows from them exactly.
+// element. Moments come first, and the master from the direction that follows from them exactly. Moments that are bytes
+// themselves are not estimated: m is kept whole, and v as the number of codes between old and new.
 // docs/design/0041-updates-that-are-taken-back.md has how large the differences are.
 #include <cstdint>
 
@@ -46,11 +47,9 @@ constexpr std::uint32_t master_escape = 3;
 constexpr int v_field = 3;  ///< its lowest bit in the code of an element; that of m is 0
 constexpr int master_field = 6;
 
-/// Bits that differences of moments wrap around in. Coded ones have more than a code, as an estimate may lie beyond it.
+/// Bits that differences of moments wrap around in.
 template <StateFormat format>
-constexpr std::uint32_t moment_mask = format == StateFormat::bf16_moments   ? 0xffffu
-                                      : format == StateFormat::byte_moments ? 0xffffffffu >> below_code
-                                                                            : 0xffffffffu;
+constexpr std::uint32_t moment_mask = format == StateFormat::bf16_moments ? 0xffffu : 0xffffffffu;
 
 template <StateFormat format>
 TANDEM_HD std::uint32_t moment_difference(std::uint32_t old, std::uint32_t estimate) {
@@ -82,15 +81,38 @@ TANDEM_HD std::uint32_t old_master(std::uint32_t estimate, std::uint32_t code) {
   return estimate + (code >> master_field) - master_range;
 }
 
+// -- moments in a byte: the code of an element has a field for v below that of the master
+
+/// Codes of v between an old one and the least above a new one whose difference fits. v falls by no more than beta2,
+/// and rises by what the gradient brings.
+constexpr std::uint32_t v_rise = 51;
+constexpr std::uint32_t v_place_escape = 62;  ///< the old code is kept
+constexpr std::uint32_t v_place_zero = 63;    ///< the old code was 0
+constexpr std::uint32_t v_place_mask = 63;
+
+/// Added to a difference of codes modulo 256, so that it counts from the least that fits; codes are compared as if
+/// their blocks had one exponent.
+TANDEM_HD std::uint8_t v_place_offset(std::uint32_t before, std::uint32_t after) {
+  return static_cast<std::uint8_t>(v_rise + 8u * (before - after));
+}
+TANDEM_HD std::uint32_t v_place(std::uint8_t old, std::uint8_t next, std::uint8_t offset) {
+  if (old == 0) return v_place_zero;
+  const auto place = static_cast<std::uint8_t>(old - next + offset);
+  return place < v_place_escape ? place : v_place_escape;
+}
+/// The old code, where the place is no escape.
+TANDEM_HD std::uint8_t old_v_code(std::uint32_t place, std::uint8_t next, std::uint8_t offset) {
+  return static_cast<std::uint8_t>(place == v_place_zero ? 0 : next + place - offset);
+}
+
+// -- other moments
+
 TANDEM_HD float magnitude(float x) { return bits_float(float_bits(x) & 0x7fffffffu); }
 
 /// A power of two: the part of a new moment below which the rest that remains of it is but rounding. The old one was
 /// zero then, or is kept as it was.
 template <StateFormat format>
-constexpr std::uint32_t resolution = (format == StateFormat::bf16_moments   ? 7u
-                                      : format == StateFormat::byte_moments ? 3u
-                                                                            : 23u)
-                                     << below_exponent;
+constexpr std::uint32_t resolution = (format == StateFormat::bf16_moments ? 7u : 23u) << below_exponent;
 
 /// Whether something remains of a new moment once the gradient's part is taken from it. Compares bits.
 template <StateFormat format>
@@ -98,8 +120,7 @@ TANDEM_HD bool remains(float rest, float next) {
   return static_cast<std::int32_t>(float_bits(rest)) > static_cast<std::int32_t>(float_bits(next) - resolution<format>);
 }
 
-/// Estimates of the moments before an update, from those that it stored; `g` is the gradient, scaled. For all formats
-/// but byte_moments.
+/// Estimates of the moments before an update, from those that it stored; `g` is the gradient, scaled.
 template <StateFormat format>
 TANDEM_HD float estimate_m(float next, float g, const AdamCoefficients& c, const AdamInverse& inverse) {
   const float rest = add(next, -mul(c.one_minus_beta1, g));
@@ -121,34 +142,6 @@ TANDEM_HD float estimate_master(float next, float direction, const AdamCoefficie
   return fma(rest, inverse.undecay, rest);
 }
 
-/// The power of two between two exponents of blocks, within bounds.
-TANDEM_HD float power_between(std::uint32_t after, std::uint32_t before) {
-  const std::uint32_t exponent = after + 127u < before + 1u ? 1u : after + 127u - before;
-  return bits_float((exponent < 253u ? exponent : 253u) << below_exponent);
-}
-
-/// Estimates of the codes of moments before an update, those of m from what is relative to the powers of two of the
-/// blocks.
-TANDEM_HD std::uint32_t estimate_m_code(std::uint32_t next, std::uint32_t after, float g, const AdamCoefficients& c,
-                                        const AdamInverse& inverse, std::uint32_t before) {
-  const float relative = decode_m(next, 127);
-  const float part = mul(c.one_minus_beta1, bits_float((254u - after) << below_exponent));
-  const float rest = fma(-part, g, relative);
-  if (!remains<StateFormat::byte_moments>(magnitude(rest), magnitude(relative))) return 0;
-  const float old = mul(magnitude(rest), mul(inverse.beta1, power_between(after, before)));
-  const std::uint32_t linear = float_bits(add(old, m_linear_below)), normal = float_bits(old) + m_binade;
-  const std::uint32_t place = (linear < normal ? normal : linear) - m_linear_bits + nearest_increment;
-  return (place | (float_bits(rest) >> 4 & 0x80u << below_code)) >> below_code;
-}
-TANDEM_HD std::uint32_t estimate_v_code(std::uint32_t next, std::uint32_t after, float g, const AdamCoefficients& c,
-                                        const AdamInverse& inverse, std::uint32_t before) {
-  constexpr StateFormat format = StateFormat::byte_moments;
-  const float v = decode_v(next, after);
-  const float rest = fma(-mul(c.one_minus_beta2, g), g, v);
-  if (next == 0 || !remains<format>(rest, v)) return 0;
-  return (float_bits(mul(rest, inverse.beta2)) + nearest_increment - v_base(before)) >> below_code;
-}
-
 /// The moment that stored bits stand for.
 template <StateFormat format>
 TANDEM_HD float read_m(std::uint32_t bits, std::uint32_t exponent) {
@@ -163,20 +156,17 @@ TANDEM_HD float read_v(std::uint32_t bits, std::uint32_t exponent) {
   return bits_float(bits);
 }
 
-/// Estimates of the bits that moments were stored as before an update, from those after it, with the exponents of their
-/// blocks.
+/// Estimates of the bits that moments were stored as before an update, from those after it.
 template <StateFormat format>
-TANDEM_HD std::uint32_t estimate_stored_m(std::uint32_t next, std::uint32_t after, float g, const AdamCoefficients& c,
-                                          const AdamInverse& inverse, std::uint32_t before) {
-  if constexpr (format == StateFormat::byte_moments) return estimate_m_code(next, after, g, c, inverse, before);
-  const std::uint32_t m = float_bits(estimate_m<format>(read_m<format>(next, after), g, c, inverse));
+TANDEM_HD std::uint32_t estimate_stored_m(std::uint32_t next, float g, const AdamCoefficients& c,
+                                          const AdamInverse& inverse) {
+  const std::uint32_t m = float_bits(estimate_m<format>(read_m<format>(next, 0), g, c, inverse));
   return format == StateFormat::bf16_moments ? (m + 0x8000u) >> 16 : m;
 }
 template <StateFormat format>
-TANDEM_HD std::uint32_t estimate_stored_v(std::uint32_t next, std::uint32_t after, float g, const AdamCoefficients& c,
-                                          const AdamInverse& inverse, std::uint32_t before) {
-  if constexpr (format == StateFormat::byte_moments) return estimate_v_code(next, after, g, c, inverse, before);
-  const std::uint32_t v = float_bits(estimate_v<format>(read_v<format>(next, after), g, c, inverse));
+TANDEM_HD std::uint32_t estimate_stored_v(std::uint32_t next, float g, const AdamCoefficients& c,
+                                          const AdamInverse& inverse) {
+  const std::uint32_t v = float_bits(estimate_v<format>(read_v<format>(next, 0), g, c, inverse));
   return format == StateFormat::bf16_moments ? (v + 0x8000u) >> 16 : v;
 }
 

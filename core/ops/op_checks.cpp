@@ -189,6 +189,23 @@ void head_loss(const HeadLoss& head) {
   check.that(!head.tokens || !head.in_slices(), "token_rows of a dweight that is written in slices");
   check.optional(head.tokens, "tokens", DType::i32, {n});
   check.optional(head.token_rows, "token_rows", DType::f32, {n, channels});
+  if (!head.sequence_factors) return;
+  check.that(head.sequence_factors.shape.rank() == 1, "sequence_factors is no vector");
+  const std::int64_t sequences = head.sequence_factors.shape[0];
+  check.require(head.sequence_factors, "sequence_factors", DType::f32, {sequences});
+  check.that(sequences > 0 && n % sequences == 0, fmt::format("{} rows are not {} sequences alike", n, sequences));
+}
+
+void preference_loss(const PreferenceLoss& of) {
+  const Operands check("preference_loss");
+  check.that(of.losses.shape.rank() == 2 && of.losses.shape[1] > 0, "losses is not a matrix of tokens");
+  const std::int64_t sequences = of.losses.shape[0];
+  check.require(of.losses, "losses", DType::f32, {sequences, of.losses.shape[1]});
+  check.that(sequences % 2 == 0, fmt::format("{} sequences are no pairs", sequences));
+  check.that(of.beta > 0.0F, "beta is not positive");
+  check.require(of.reference, "reference", DType::f32, {sequences});
+  check.require(of.sequence_factors, "sequence_factors", DType::f32, {sequences});
+  check.require(of.pairs, "pairs", DType::f32, {sequences / 2, 3});
 }
 
 // -- experts -----------------------------------------------------------------------------------------------------
@@ -401,6 +418,23 @@ void add(const TensorView& a, const TensorView& b, const TensorView& y) {
 
 void add_scaled(const TensorView& x, const TensorView& residual, const TensorView& y) {
   Operands("add_scaled").pointwise(x, {{"residual", residual ? residual : x}, {"y", y}});
+}
+
+void dropout(const TensorView& x, const Dropout& of, const TensorView& y, bool accumulate) {
+  const Operands check("dropout");
+  check.that(of.rate >= 0.0F && of.rate < 1.0F, fmt::format("the rate is {}, not from 0 to below 1", of.rate));
+  check.pointwise(x, {{"y", y}});
+  check.that(!accumulate || x.data != y.data, "x is added to itself");
+}
+
+void decode(const CodedWeight& from, const TensorView& weight) {
+  const Operands check("decode");
+  check.that(from.code != WeightCode::none, "the weight has no code");
+  const int rank = weight.shape.rank();
+  check.that(rank == 2 || rank == 3, fmt::format("weight is {}, should be (O, I) or (E, O, I)", text(weight)));
+  check.require(weight, "weight", DType::bf16, weight.shape);
+  const bool is_there = from.codes != nullptr && from.scales != nullptr;
+  check.that(is_there || weight.count() == 0, "there are no codes or no scales");
 }
 
 // -- embedding ---------------------------------------------------------------------------------------------------

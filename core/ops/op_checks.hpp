@@ -11,6 +11,7 @@ void linear_rows(const TensorView& x, const TensorView& w, const TensorView& bia
 void linear_backward_input(const TensorView& dy, const TensorView& w, const TensorView& dx);
 void linear_backward_weight(const TensorView& dy, const TensorView& x, const TensorView& dw, const TensorView& dbias);
 void head_loss(const HeadLoss& head);
+void preference_loss(const PreferenceLoss& of);
 
 void route(const TensorView& logits, const Routing& routing);
 void route_backward(const TensorView& drouting_weights, const TensorView& logits, const Routing& routing,
@@ -54,6 +55,8 @@ void gated_backward(std::string_view name, const TensorView& dy, const TensorVie
                     const TensorView& dgate, const TensorView& dup);
 void add(const TensorView& a, const TensorView& b, const TensorView& y);
 void add_scaled(const TensorView& x, const TensorView& residual, const TensorView& y);
+void dropout(const TensorView& x, const Dropout& of, const TensorView& y, bool accumulate);
+void decode(const CodedWeight& from, const TensorView& weight);
 
 void embedding(const TensorView& tokens, const TensorView& table, const TensorView& positions, const TokenRows& rows,
                const TensorView& out);

@@ -12,6 +12,7 @@
 #include <cstdint>
 
 #include "core/device/device.hpp"
+#include "core/numerics/weight_code.hpp"
 #include "core/ops/update_kernels.hpp"
 #include "core/tensor/tensor.hpp"
 
@@ -108,6 +109,9 @@ struct HeadLoss {
   float gradient_scale = 1.0F;  ///< gradients are of gradient_scale * sum(losses)
   TensorView dx;                ///< (N, C) activations, written; may be empty
   TensorView dweight;           ///< (V, C) f32, added to, or bf16, written whole; empty: weight is frozen
+  /// Optional, (S) f32: x is S sequences of N / S rows, and the gradients of each one's losses are multiplied by its
+  /// factor beside gradient_scale.
+  TensorView sequence_factors{};
   /// Optional, for a bf16 `dweight` that the embedding's gradient is added to later: the rows of `dweight` which that
   /// changes, before rounding. Both views or neither.
   TensorView tokens{};      ///< (N) i32: row of `dweight` for each token
@@ -121,6 +125,34 @@ struct HeadLoss {
   /// Whether gradients of the logits are wanted when these are first made.
   bool gradients_at_first() const noexcept { return dx || (dweight && !in_slices()); }
   bool in_slices() const noexcept { return writes_weight() && rows_at_once > 0 && rows_at_once < weight.shape[0]; }
+};
+
+/// Direct preference optimization (Rafailov et al., arXiv 2305.18290, eq. 7) of S / 2 pairs: sequences 2 i, which was
+/// chosen, and 2 i + 1, which was rejected. With r = beta (log p - log p of the reference) of a sequence, the loss of a
+/// pair is -log sigmoid(r chosen - r rejected).
+struct PreferenceLoss {
+  TensorView losses;     ///< (S, T) f32, read: -log p of each target, 0 where not a target
+  TensorView reference;  ///< (S) f32, read: log-probability of each sequence's targets under the reference
+  float beta = 0.1F;
+  TensorView sequence_factors;  ///< (S) f32, written: derivative of the pair's loss by the sum of a sequence's losses
+  TensorView pairs;             ///< (S / 2, 3) f32, written: the loss, r of the chosen one, r of the rejected one
+};
+
+/// Elements of a tensor that are set to zero, each with probability `rate`; the others are divided by 1 - rate. Element
+/// i is decided by number first + i of the stream of (seed, stream), on every processor alike.
+struct Dropout {
+  float rate = 0.0F;  ///< at least 0, below 1
+  std::uint64_t seed = 0;
+  std::uint64_t stream = 0;
+  std::uint64_t first = 0;
+};
+
+/// A weight (O, I) or (E, O, I) as it is stored: codes, of four bits two in a byte, the first one in its upper half;
+/// and scales, as scale_floats() has it.
+struct CodedWeight {
+  WeightCode code = WeightCode::none;
+  const std::byte* codes = nullptr;
+  const float* scales = nullptr;
 };
 
 /// Which experts take which tokens (Shazeer et al., arXiv 1701.06538). Each of N tokens chooses K of E experts: slot
@@ -197,6 +229,8 @@ class Ops : public OpsRules {
   }
   /// Loss of the output layer, with gradients where asked for.
   virtual void head_loss(const HeadLoss& head, StreamView stream) = 0;
+  /// Loss of pairs of sequences, from the losses of their tokens, and its gradient. Sums in the order of tokens.
+  virtual void preference_loss(const PreferenceLoss& of, StreamView stream) = 0;
 
   // -- experts: w (E, O, I) bf16 ------------------------------------------------------------------------
   /// Writes `routing`: of each row of `logits` (N, E) f32 the K largest, the first ones of equal ones, NaN counting as
@@ -280,6 +314,13 @@ class Ops : public OpsRules {
   virtual void add(TensorView a, TensorView b, TensorView y, StreamView stream) = 0;
   /// y = residual + factor x, rounded once, or factor x where `residual` is empty; y may be either.
   virtual void add_scaled(TensorView x, float factor, TensorView residual, TensorView y, StreamView stream) = 0;
+
+  /// y (N, C) = x with elements dropped, or += where `accumulate`; y may be x where not. Its own backward.
+  virtual void dropout(TensorView x, const Dropout& of, TensorView y, bool accumulate, StreamView stream) = 0;
+
+  // -- weights in other formats -----------------------------------------------------------------------------
+  /// weight (O, I) or (E, O, I) bf16 = the values of its codes, rounded once.
+  virtual void decode(const CodedWeight& from, TensorView weight, StreamView stream) = 0;
 
   // -- embedding -----------------------------------------------------------------------------------------
   /// out (N, C) = table[token] (V, C) bf16 + positions[p] (P, C) bf16 or empty, p the position within its record of row

@@ -9,7 +9,8 @@
 
 namespace tandem {
 
-/// Old bits that did not fit their codes, in a block of `layout_quantum` elements; `updated` blocks alone have a record.
+/// Old bits that did not fit their codes, in a block of `layout_quantum` elements; `updated` blocks alone have a
+/// record.
 struct UndoCounts {
   std::uint16_t m = 0;
   std::uint16_t v = 0;
@@ -27,8 +28,13 @@ constexpr std::size_t undo_pool_bytes(StateFormat f) noexcept { return rounds_mo
 constexpr std::size_t undo_exponent_bytes(StateFormat f) noexcept {
   return f == StateFormat::byte_moments ? 2 * static_cast<std::size_t>(layout_quantum / coded_block) : 0;
 }
+/// Old codes of m where it is a byte, kept whole.
+constexpr std::size_t undo_kept_bytes(StateFormat f) noexcept {
+  return f == StateFormat::byte_moments ? static_cast<std::size_t>(layout_quantum) : 0;
+}
 constexpr std::size_t undo_block_bytes(StateFormat f) noexcept {
-  return static_cast<std::size_t>(layout_quantum) + undo_exponent_bytes(f) + sizeof(UndoCounts) + undo_pool_bytes(f);
+  return static_cast<std::size_t>(layout_quantum) + undo_kept_bytes(f) + undo_exponent_bytes(f) + sizeof(UndoCounts) +
+         undo_pool_bytes(f);
 }
 /// Bytes of the record of `count` elements, whole blocks. Zeros are the record of nothing.
 constexpr std::size_t undo_bytes(StateFormat f, std::int64_t count) noexcept {
@@ -50,16 +56,21 @@ class UndoRun {
   std::int64_t blocks() const noexcept { return blocks_; }
   /// A code for each element of a block.
   std::uint8_t* codes(std::int64_t block) const noexcept { return at<std::uint8_t>(codes_, block, layout_quantum); }
+  /// Old codes of m; null where it is no byte.
+  std::uint8_t* kept(std::int64_t block) const noexcept {
+    return kept_bytes() == 0 ? nullptr : at<std::uint8_t>(codes_ + blocks_ * layout_quantum, block, kept_bytes());
+  }
   std::uint8_t* exponents(std::int64_t block) const noexcept {
-    return at<std::uint8_t>(codes_ + blocks_ * layout_quantum, block, exponent_bytes());
+    return at<std::uint8_t>(codes_ + blocks_ * (layout_quantum + kept_bytes()), block, exponent_bytes());
   }
   UndoCounts& counts(std::int64_t block) const noexcept {
-    return *at<UndoCounts>(codes_ + blocks_ * (layout_quantum + exponent_bytes()), block, sizeof(UndoCounts));
+    return *at<UndoCounts>(codes_ + blocks_ * (layout_quantum + kept_bytes() + exponent_bytes()), block,
+                           sizeof(UndoCounts));
   }
   /// Old bits of all blocks, one after another: of each its m, v and masters, in the order of their elements.
   std::byte* pool() const noexcept {
     constexpr auto counts_bytes = static_cast<std::int64_t>(sizeof(UndoCounts));
-    return codes_ + blocks_ * (layout_quantum + exponent_bytes() + counts_bytes);
+    return codes_ + blocks_ * (layout_quantum + kept_bytes() + exponent_bytes() + counts_bytes);
   }
   std::size_t pool_bytes() const noexcept { return static_cast<std::size_t>(blocks_) * undo_pool_bytes(format_); }
   /// Bytes of a block's old bits in the pool.
@@ -74,6 +85,7 @@ class UndoRun {
   }
 
  private:
+  std::int64_t kept_bytes() const noexcept { return static_cast<std::int64_t>(undo_kept_bytes(format_)); }
   std::int64_t exponent_bytes() const noexcept { return static_cast<std::int64_t>(undo_exponent_bytes(format_)); }
   template <class T>
   static T* at(std::byte* first, std::int64_t block, std::int64_t each) noexcept {
@@ -87,9 +99,9 @@ class UndoRun {
 
 /// Operands of an update that may be taken back, beside those of the update. Not owned.
 struct UndoPiece {
-  std::byte* memory = nullptr;         ///< the record of a range of state, aligned to 64 bytes
-  std::int64_t range = 0;              ///< elements of that range
-  std::int64_t begin = 0;              ///< first element of the piece within it; whole blocks
+  std::byte* memory = nullptr;          ///< the record of a range of state, aligned to 64 bytes
+  std::int64_t range = 0;               ///< elements of that range
+  std::int64_t begin = 0;               ///< first element of the piece within it; whole blocks
   const double* block_norms = nullptr;  ///< sums of squares of the range's gradient, block by block
 };
 

@@ -17,8 +17,7 @@ const Parameter& storage_of(const ParameterLayout& layout, int layer, std::strin
   return layout.layer(p.tied_layer).parameters.at(static_cast<std::size_t>(p.tied_index));
 }
 
-TensorView view_of(const Parameter& p, const LayerBases& bases, std::size_t offset, DType dtype) {
-  void* base = bases.of(p.layer);
+TensorView view_of(const Parameter& p, void* base, std::size_t offset, DType dtype) {
   if (base == nullptr) throw MisuseError(fmt::format("memory of '{}' is not covered by this guard", p.full_name));
   return {static_cast<std::byte*>(base) + offset, dtype, p.shape};
 }
@@ -76,7 +75,10 @@ WeightsGuard::~WeightsGuard() { release(); }
 TensorView WeightsGuard::operator[](std::string_view name) const& {
   if (access() == nullptr) throw MisuseError(fmt::format("weights of '{}' read through an empty guard", name));
   const Parameter& p = storage_of(*layout_, layer_, name);
-  return view_of(p, bases_, layout_->layer(p.layer).weight_offset(p.offset), p.options.weight);
+  if (p.coded()) {
+    return view_of(p, bases_.decoded, static_cast<std::size_t>(p.decoded_offset) * sizeof(bf16), DType::bf16);
+  }
+  return view_of(p, bases_.of(p.layer), layout_->layer(p.layer).weight_offset(p.offset), p.options.weight);
 }
 
 void WeightsGuard::also_used_on(StreamView stream) {
@@ -122,7 +124,7 @@ TensorView GradientsGuard::operator[](std::string_view name) const& {
   }
   const Parameter& p = storage_of(*layout_, layer_, name);
   if (!p.options.trainable) return {};
-  return view_of(p, bases_, layout_->layer(p.layer).gradient_offset(p.offset), p.options.gradient);
+  return view_of(p, bases_.of(p.layer), layout_->layer(p.layer).gradient_offset(p.offset), p.options.gradient);
 }
 
 void GradientsGuard::leave_out(std::string_view name) {

@@ -13,7 +13,8 @@ namespace tandem {
 
 class ParameterAccess;
 
-/// Beginnings of the flat arrays of the layers that a guard covers: its own, and those it borrows from.
+/// Beginnings of the flat arrays of the layers that a guard covers: its own, and those it borrows from. `decoded`: the
+/// bf16 values of the guard's own layer that are stored in another format; null: it has none.
 struct LayerBases {
   static constexpr int capacity = 4;
   struct Entry {
@@ -22,6 +23,7 @@ struct LayerBases {
   };
   std::array<Entry, capacity> entries{};
   int count = 0;
+  void* decoded = nullptr;
   void add(int layer, void* base);
   void* of(int layer) const noexcept;  ///< null where absent
 };

@@ -23,6 +23,13 @@ void require_utf8(std::string_view name) {
   if (!is_utf8(name)) throw MisuseError("the name of a layer or parameter is no UTF-8");
 }
 
+void require_codable(const std::string& full_name, const Shape& shape, const ParameterOptions& options) {
+  const std::string what = fmt::format("parameter '{}' cannot be coded", full_name);
+  if (options.trainable) throw MisuseError(what, "it is trained", "declare it frozen");
+  if (options.weight != DType::bf16) throw MisuseError(what, "its weights are f32");
+  if (shape.rank() != 2 && shape.rank() != 3) throw MisuseError(what, "its shape is " + shape.text());
+}
+
 }  // namespace
 
 int Layer::find(std::string_view parameter) const noexcept {
@@ -39,9 +46,17 @@ std::size_t Layer::gradient_offset(std::int64_t element) const noexcept {
 }
 
 std::size_t Layer::weight_offset(std::int64_t element) const noexcept {
-  const std::int64_t whole = std::min(element, fp32_elements) + std::max<std::int64_t>(0, element - frozen_fp32_begin);
-  return static_cast<std::size_t>(whole) * size_of(DType::f32) +
-         static_cast<std::size_t>(element - whole) * size_of(DType::bf16);
+  const auto within = [&](std::int64_t begin, std::int64_t end) {
+    return static_cast<std::size_t>(std::clamp(element, begin, end) - begin);
+  };
+  const std::size_t whole = within(0, fp32_elements) + within(frozen_fp32_begin, codes8_begin);
+  return whole * size_of(DType::f32) + within(fp32_elements, frozen_fp32_begin) * size_of(DType::bf16) +
+         within(codes8_begin, codes4_begin) + within(codes4_begin, elements) / 2;
+}
+
+CodedShape Parameter::coded_shape() const noexcept {
+  const int rank = shape.rank();
+  return {rank == 3 ? shape[0] : 1, shape[rank - 2], shape[rank - 1]};
 }
 
 ParameterLayout::LayerBuilder& ParameterLayout::LayerBuilder::add(std::string_view name, Shape shape,
@@ -70,6 +85,7 @@ ParameterLayout::LayerBuilder& ParameterLayout::LayerBuilder::add(std::string_vi
     throw MisuseError(fmt::format("parameter '{}' has f32 weights and a bf16 gradient", full_name), {},
                       "declare its gradient f32");
   }
+  if (options.code != WeightCode::none) require_codable(full_name, shape, options);
   Parameter parameter;
   parameter.name = name;
   parameter.full_name = full_name;
@@ -114,6 +130,7 @@ void ParameterLayout::tie(std::string_view owner_name, std::string_view shared_n
     throw MisuseError(what, fmt::format("gradients of {} and {}", name_of(owner->options.gradient),
                                         name_of(shared->options.gradient)));
   }
+  if (owner->coded() || shared->coded()) throw MisuseError(what, "coded parameters are tied to none");
   if (owner->options.weight != shared->options.weight) {
     throw MisuseError(
         what, fmt::format("weights of {} and {}", name_of(owner->options.weight), name_of(shared->options.weight)));
@@ -156,12 +173,13 @@ std::string ParameterLayout::storage_hash() const {
     hash.add(&parameters, sizeof parameters);
     hash.add(&layer.uses, sizeof layer.uses);
     for (const Parameter& p : layer.parameters) {
-      const std::array<std::int64_t, 6> of{p.count,
+      const std::array<std::int64_t, 7> of{p.count,
                                            p.options.trainable ? 1 : 0,
                                            p.tied_layer,
                                            p.tied_index,
                                            p.options.gradient == DType::bf16 ? 1 : 0,
-                                           p.options.weight == DType::f32 ? 1 : 0};
+                                           p.options.weight == DType::f32 ? 1 : 0,
+                                           static_cast<std::int64_t>(p.options.code)};
       hash.add(of.data(), sizeof of);
     }
   }
@@ -216,8 +234,23 @@ void ParameterLayout::place(Layer& layer) {
   layer.summed_elements =
       append([&](const Options& o) { return o.trainable && !whole(o) && o.gradient == DType::f32; });
   layer.state_elements = append([](const Options& o) { return o.trainable && o.gradient != DType::f32; });
-  layer.frozen_fp32_begin = append([&](const Options& o) { return !o.trainable && !whole(o); });
-  layer.elements = append([&](const Options& o) { return !o.trainable && whole(o); });
+  const auto codes_of = [](const Options& o, int bits) {
+    return o.code != WeightCode::none && code_bits(o.code) == bits;
+  };
+  layer.frozen_fp32_begin =
+      append([&](const Options& o) { return !o.trainable && !whole(o) && o.code == WeightCode::none; });
+  append([&](const Options& o) { return !o.trainable && whole(o); });
+  layer.decoded_elements = 0;
+  for (Parameter& p : layer.parameters) {
+    if (!p.coded()) continue;
+    p.scales_offset = offset;
+    offset += padded(scale_floats(p.options.code, p.coded_shape()));
+    p.decoded_offset = layer.decoded_elements;
+    layer.decoded_elements += p.padded_count;
+  }
+  layer.codes8_begin = offset;
+  layer.codes4_begin = append([&](const Options& o) { return codes_of(o, 8); });
+  layer.elements = append([&](const Options& o) { return codes_of(o, 4); });
   // A tied parameter says where its owner lies, also after the owner's layer has grown.
   for (Layer& other : layers_) {
     for (Parameter& p : other.parameters) {

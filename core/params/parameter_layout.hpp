@@ -6,6 +6,7 @@
 #include <string_view>
 #include <vector>
 
+#include "core/numerics/weight_code.hpp"
 #include "core/tensor/tensor.hpp"
 
 namespace tandem {
@@ -24,6 +25,9 @@ struct ParameterOptions {
   /// Type of the weights: bf16, rounded from the fp32 master; or f32, which are the master themselves, never rounded,
   /// and neither are their gradients. For norms, routers, biases, small heads. With f32 gradients alone.
   DType weight = DType::bf16;
+  /// Format in which a frozen weight of bf16 is stored. It is decoded when its layer is fetched, so that whoever uses
+  /// it sees bf16. For matrices (O, I), or (E, O, I), that are neither tied nor trained.
+  WeightCode code = WeightCode::none;
 };
 
 /// One parameter of a layer. Its elements occupy [offset, offset + count) of the layer's flat arrays,
@@ -39,7 +43,12 @@ struct Parameter {
   std::int64_t padded_count = 0;
   int tied_layer = -1;  ///< layer and index of the parameter whose storage this one shares; -1: its own
   int tied_index = -1;
+  std::int64_t scales_offset = 0;   ///< elements: where its scales lie as frozen f32 weights do, of a coded one
+  std::int64_t decoded_offset = 0;  ///< elements: where its bf16 values lie among the decoded ones of its layer
   bool tied() const noexcept { return tied_layer >= 0; }
+  bool coded() const noexcept { return options.code != WeightCode::none; }
+  /// Matrices of a coded parameter.
+  CodedShape coded_shape() const noexcept;
 };
 
 struct LayerOptions {
@@ -52,7 +61,8 @@ struct LayerOptions {
 /// One layer: the unit of fetching. Trainable parameters come first in its flat arrays, so that the
 /// optimizer state is the prefix [0, state_elements); and of those the ones with f32 gradients, so that a buffer for
 /// the layer's gradients is their sums and then the bf16 of the others. Trainable parameters with f32 weights are the
-/// first of all, frozen ones the last.
+/// first of all, frozen ones follow those of bf16, with the scales of coded parameters behind them; the codes come
+/// last, first those of a byte, then those of four bits.
 struct Layer {
   std::string name;
   std::vector<Parameter> parameters;  ///< in order of declaration
@@ -60,10 +70,12 @@ struct Layer {
   std::int64_t state_elements = 0;    ///< trainable part, padded
   std::int64_t summed_elements = 0;   ///< the part of it with f32 gradients, padded
   std::int64_t fp32_elements = 0;     ///< the part of that with f32 weights, padded
-  std::int64_t frozen_fp32_begin =
-      0;                     ///< where frozen elements with f32 weights begin; `elements` where there are none
-  int uses = 1;              ///< as LayerOptions has it
-  std::vector<int> borrows;  ///< layers whose parameters this one shares through ties
+  /// Where frozen elements with f32 weights begin, codes of a byte, and codes of four bits; `elements` where there are
+  /// none.
+  std::int64_t frozen_fp32_begin = 0, codes8_begin = 0, codes4_begin = 0;
+  std::int64_t decoded_elements = 0;  ///< bf16 values that its coded parameters have, padded
+  int uses = 1;                       ///< as LayerOptions has it
+  std::vector<int> borrows;           ///< layers whose parameters this one shares through ties
   /// Bytes from the start of the layer's gradient buffer to the gradient of a trained element. Asked for
   /// `state_elements`, one past the last, it gives the size of the buffer.
   std::size_t gradient_offset(std::int64_t element) const noexcept;

@@ -17,6 +17,21 @@ static_assert(std::endian::native == std::endian::little, "values are hashed as 
 
 constexpr int arrays_of_a_parameter = 3;  // master, m, v
 
+unsigned digit_of(char c) {
+  if (c >= '0' && c <= '9') return static_cast<unsigned>(c - '0');
+  if (c >= 'a' && c <= 'f') return static_cast<unsigned>(c - 'a') + 10;
+  throw MisuseError(fmt::format("state digest: '{}' is no hexadecimal digit", c));
+}
+
+StateDigest::BlockHash hash_of(std::string_view text) {
+  StateDigest::BlockHash hash{};
+  if (text.size() != 2 * hash.size()) throw MisuseError(fmt::format("state digest: '{}' is no hash", text));
+  for (std::size_t i = 0; i < hash.size(); ++i) {
+    hash[i] = static_cast<unsigned char>(16 * digit_of(text[2 * i]) + digit_of(text[2 * i + 1]));
+  }
+  return hash;
+}
+
 }  // namespace
 
 struct StateDigest::Impl {
@@ -26,6 +41,7 @@ struct StateDigest::Impl {
   std::int64_t in_block = 0;  // elements in the open block
   int arrays = 0;             // ended, of the open parameter
   bool open = false;
+  BlockHash last{};  // hash of the parameter that was ended last
 
   void add_hash(const BlockHash& hash) { parameter.add(hash.data(), hash.size()); }
   void require_open() const {
@@ -89,9 +105,23 @@ void StateDigest::end_parameter(std::int64_t missed_updates) {
     }
     impl_->parameter.add(bytes.data(), bytes.size());
   }
-  const auto hash = impl_->parameter.bytes();
-  impl_->whole.add(hash.data(), hash.size());
+  impl_->last = impl_->parameter.bytes();
+  impl_->whole.add(impl_->last.data(), impl_->last.size());
   impl_->open = false;
+}
+
+void StateDigest::add_parameter(std::string_view full_name, std::string_view hash) {
+  const BlockHash bytes = hash_of(hash);
+  begin_parameter(full_name);
+  impl_->last = bytes;
+  impl_->whole.add(bytes.data(), bytes.size());
+  impl_->open = false;
+}
+
+std::string StateDigest::parameter_hash() const {
+  std::string text;
+  for (const unsigned char byte : impl_->last) text += fmt::format("{:02x}", byte);
+  return text;
 }
 
 std::string StateDigest::text() const { return impl_->whole.text(); }

@@ -34,6 +34,10 @@ class StateDigest {
   /// `missed_updates`: updates of the state that left this parameter as it was. Throws MisuseError where they are
   /// negative.
   void end_parameter(std::int64_t missed_updates = 0);
+  /// A whole parameter, of which the caller has the hash as parameter_hash() gave it. Throws MisuseError on other text.
+  void add_parameter(std::string_view full_name, std::string_view hash);
+  /// Hash of the parameter that was ended last, 32 hexadecimal digits.
+  std::string parameter_hash() const;
   /// 32 hexadecimal digits over all parameters ended so far.
   std::string text() const;
 

@@ -60,6 +60,11 @@ void HostOps::head_loss(const HeadLoss& head, StreamView stream) {
   enqueue_(stream, "head_loss", [this, head, lent = workspace_] { fast::head_loss(*parallel_, lent, head); });
 }
 
+void HostOps::preference_loss(const PreferenceLoss& of, StreamView stream) {
+  checks::preference_loss(of);
+  enqueue_(stream, "preference_loss", [this, of] { fast::preference_loss(*parallel_, of); });
+}
+
 // -- experts -----------------------------------------------------------------------------------------------------
 
 void HostOps::route(TensorView logits, bool normalized, const Routing& routing, StreamView stream) {
@@ -238,6 +243,16 @@ void HostOps::add_scaled(TensorView x, float factor, TensorView residual, Tensor
   checks::add_scaled(x, residual, y);
   enqueue_(stream, "add_scaled",
            [this, x, factor, residual, y] { fast::add_scaled(*parallel_, x, factor, residual, y); });
+}
+
+void HostOps::dropout(TensorView x, const Dropout& of, TensorView y, bool accumulate, StreamView stream) {
+  checks::dropout(x, of, y, accumulate);
+  enqueue_(stream, "dropout", [this, x, of, y, accumulate] { fast::dropout(*parallel_, x, of, y, accumulate); });
+}
+
+void HostOps::decode(const CodedWeight& from, TensorView weight, StreamView stream) {
+  checks::decode(from, weight);
+  enqueue_(stream, "decode", [this, from, weight] { fast::decode(*parallel_, from, weight); });
 }
 
 // -- embedding ---------------------------------------------------------------------------------------------------

@@ -40,6 +40,7 @@ class HostOps : public Ops {
   void linear_backward_input(TensorView dy, TensorView w, TensorView dx, bool accumulate, StreamView stream) override;
   void linear_backward_weight(TensorView dy, TensorView x, TensorView dw, TensorView dbias, StreamView stream) override;
   void head_loss(const HeadLoss& head, StreamView stream) override;
+  void preference_loss(const PreferenceLoss& of, StreamView stream) override;
 
   void route(TensorView logits, bool normalized, const Routing& routing, StreamView stream) override;
   void route_backward(TensorView drouting_weights, TensorView logits, bool normalized, const Routing& routing,
@@ -84,6 +85,8 @@ class HostOps : public Ops {
                       StreamView stream) override;
   void add(TensorView a, TensorView b, TensorView y, StreamView stream) override;
   void add_scaled(TensorView x, float factor, TensorView residual, TensorView y, StreamView stream) override;
+  void dropout(TensorView x, const Dropout& of, TensorView y, bool accumulate, StreamView stream) override;
+  void decode(const CodedWeight& from, TensorView weight, StreamView stream) override;
 
   void embedding(TensorView tokens, TensorView table, TensorView positions, const TokenRows& rows, TensorView out,
                  StreamView stream) override;

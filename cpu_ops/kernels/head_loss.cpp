@@ -69,13 +69,20 @@ void gradient_row(const SoftmaxRow& row, const RowScale& scale) {
   float* const x = row.logits;
   if (scale.factor == 0.0F) {
     std::fill(x, x + row.size, 0.0F);
-    return;
-  }
-  vectorised([=] {
+  } else {
+    vectorised([=] {
 #pragma GCC ivdep
-    for (std::int64_t i = 0; i < row.size; ++i) x[i] = numerics::exp(x[i] - scale.largest) * scale.factor;
-  });
+      for (std::int64_t i = 0; i < row.size; ++i) x[i] = numerics::exp(x[i] - scale.largest) * scale.factor;
+    });
+  }
   if (row.target >= 0 && row.target < row.size) x[row.target] -= row.gradient_scale;
+}
+
+/// Scale of the gradients of a row's loss.
+float gradient_scale_of(const HeadLoss& head, std::int64_t row) {
+  if (!head.sequence_factors) return head.gradient_scale;
+  const std::int64_t sequence = row / (head.x.shape[0] / head.sequence_factors.shape[0]);
+  return head.gradient_scale * head.sequence_factors.as<float>()[sequence];
 }
 
 void check_targets(const std::int32_t* targets, std::int64_t n, std::int64_t vocabulary) {
@@ -115,7 +122,7 @@ void write_in_slices(Parallel& parallel, const Workspace& workspace, const HeadL
       gradient_row({.logits = gradients.as<float>() + row * size,
                     .size = size,
                     .target = targets[row] - static_cast<std::int32_t>(begin),
-                    .gradient_scale = head.gradient_scale,
+                    .gradient_scale = gradient_scale_of(head, row),
                     .gradient = true},
                    scales[row]);
     });
@@ -169,7 +176,7 @@ void head_loss(Parallel& parallel, const Workspace& workspace, const HeadLoss& h
       const RowLoss result = softmax_row({.logits = logits.as<float>() + row * vocabulary,
                                           .size = vocabulary,
                                           .target = targets[begin + row],
-                                          .gradient_scale = head.gradient_scale,
+                                          .gradient_scale = gradient_scale_of(head, begin + row),
                                           .gradient = gradient});
       losses[begin + row] = result.loss;
       if (slices) scales[begin + row] = result.scale;

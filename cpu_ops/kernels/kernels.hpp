@@ -43,6 +43,7 @@ std::size_t head_loss_scratch(std::int64_t tokens, std::int64_t channels, std::i
                               int threads, std::int64_t written = 0, bool token_rows = false);
 /// Throws MisuseError for a target, or one of the `tokens`, that is not below V.
 void head_loss(Parallel& parallel, const Workspace& workspace, const HeadLoss& head);
+void preference_loss(Parallel& parallel, const PreferenceLoss& of);
 
 std::size_t attention_scratch(std::int64_t sequence, std::int64_t head_dim, int threads);
 void attention(Parallel& parallel, const Workspace& workspace, HeadsView q, HeadsView k, HeadsView v, TensorView out,
@@ -79,6 +80,9 @@ void geglu_backward(Parallel& parallel, TensorView dy, TensorView gate, TensorVi
                     TensorView dup);
 void add(Parallel& parallel, TensorView a, TensorView b, TensorView y);
 void add_scaled(Parallel& parallel, TensorView x, float factor, TensorView residual, TensorView y);
+void dropout(Parallel& parallel, TensorView x, const Dropout& of, TensorView y, bool accumulate);
+
+void decode(Parallel& parallel, const CodedWeight& from, TensorView weight);
 
 /// Throws MisuseError for a token that is negative or not below V, before anything is written.
 void embedding(Parallel& parallel, TensorView tokens, TensorView table, TensorView positions, const TokenRows& rows,

@@ -51,6 +51,16 @@ void linear_backward_weight(TensorView dy, TensorView x, TensorView dw, TensorVi
   }
 }
 
+namespace {
+
+/// Factor of the gradients of a row's loss, beside gradient_scale.
+double factor_of(const HeadLoss& head, std::int64_t row) {
+  if (!head.sequence_factors) return 1.0;
+  return get(head.sequence_factors, row / (head.x.shape[0] / head.sequence_factors.shape[0]));
+}
+
+}  // namespace
+
 void head_loss(const HeadLoss& head) {
   const std::int64_t rows = head.x.shape[0], channels = head.x.shape[1], vocabulary = head.weight.shape[0];
   std::vector<double> p(static_cast<std::size_t>(vocabulary));
@@ -69,10 +79,10 @@ void head_loss(const HeadLoss& head) {
     const double log_sum = largest + std::log(sum);
     put(head.losses, n, target < 0 ? 0.0 : log_sum - p[static_cast<std::size_t>(target)]);
     if (!head.gradients()) continue;
+    const double scale = static_cast<double>(head.gradient_scale) * factor_of(head, n);
     for (std::int64_t v = 0; v < vocabulary; ++v) {
       double& d = p[static_cast<std::size_t>(v)];
-      d = target < 0 ? 0.0
-                     : (std::exp(d - log_sum) - (v == target ? 1.0 : 0.0)) * static_cast<double>(head.gradient_scale);
+      d = target < 0 ? 0.0 : (std::exp(d - log_sum) - (v == target ? 1.0 : 0.0)) * scale;
     }
     for (std::int64_t c = 0; head.dx && c < channels; ++c) {
       double gradient = 0.0;
@@ -91,6 +101,24 @@ void head_loss(const HeadLoss& head) {
   for (std::int64_t i = 0; head.token_rows && i < head.token_rows.count(); ++i) {
     const std::int64_t token = head.tokens.as<std::int32_t>()[i / channels];
     put(head.token_rows, i, dweight[static_cast<std::size_t>(token * channels + i % channels)]);
+  }
+}
+
+void preference_loss(const PreferenceLoss& of) {
+  const std::int64_t length = of.losses.shape[1];
+  const auto beta = static_cast<double>(of.beta);
+  const auto reward = [&](std::int64_t sequence) {
+    double sum = 0.0;
+    for (std::int64_t t = 0; t < length; ++t) sum += get(of.losses, sequence * length + t);
+    return beta * (-sum - get(of.reference, sequence));
+  };
+  for (std::int64_t pair = 0; pair < of.pairs.shape[0]; ++pair) {
+    const double chosen = reward(2 * pair), rejected = reward(2 * pair + 1), margin = chosen - rejected;
+    put(of.pairs, 3 * pair, margin < 0.0 ? std::log1p(std::exp(margin)) - margin : std::log1p(std::exp(-margin)));
+    put(of.pairs, 3 * pair + 1, chosen);
+    put(of.pairs, 3 * pair + 2, rejected);
+    put(of.sequence_factors, 2 * pair, beta / (1.0 + std::exp(margin)));
+    put(of.sequence_factors, 2 * pair + 1, -beta / (1.0 + std::exp(margin)));
   }
 }
 

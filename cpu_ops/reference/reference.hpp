@@ -10,6 +10,7 @@ void linear(TensorView x, TensorView w, TensorView bias, TensorView y);
 void linear_backward_input(TensorView dy, TensorView w, TensorView dx, bool accumulate);
 void linear_backward_weight(TensorView dy, TensorView x, TensorView dw, TensorView dbias);
 void head_loss(const HeadLoss& head);
+void preference_loss(const PreferenceLoss& of);
 
 void route(TensorView logits, bool normalized, const Routing& routing);
 void route_backward(TensorView drouting_weights, TensorView logits, bool normalized, const Routing& routing,
@@ -45,6 +46,9 @@ void geglu(TensorView gate, TensorView up, TensorView y);
 void geglu_backward(TensorView dy, TensorView gate, TensorView up, TensorView dgate, TensorView dup);
 void add(TensorView a, TensorView b, TensorView y);
 void add_scaled(TensorView x, float factor, TensorView residual, TensorView y);
+void dropout(TensorView x, const Dropout& of, TensorView y, bool accumulate);
+
+void decode(const CodedWeight& from, TensorView weight);
 
 void embedding(TensorView tokens, TensorView table, TensorView positions, const TokenRows& rows, TensorView out);
 void embedding_backward(TensorView dout, TensorView tokens, const TokenRows& rows, TensorView dtable,

@@ -10,20 +10,10 @@
 #pragma GCC target("avx2,fma")
 #endif
 
-#include "cpu_ops/update/avx2.hpp"
+#include "cpu_ops/update/coded_avx2.hpp"
 
 namespace tandem::kernels {
 namespace {
-
-/// numerics::round_stochastically, eight at once; `bits` below 2^16.
-__m128i round_stochastically(__m256 x, __m256i bits) {
-  const __m256i all = _mm256_castps_si256(x);
-  const __m256i exponent = _mm256_set1_epi32(0x7f800000);
-  const __m256i special = _mm256_cmpeq_epi32(_mm256_and_si256(all, exponent), exponent);
-  const __m256i rounded = _mm256_srli_epi32(_mm256_add_epi32(all, _mm256_andnot_si256(special, bits)), 16);
-  const __m256i nan = _mm256_castps_si256(_mm256_cmp_ps(x, x, _CMP_UNORD_Q));
-  return low_halves(_mm256_or_si256(rounded, _mm256_and_si256(nan, _mm256_set1_epi32(0x40))));
-}
 
 template <StateFormat format>
 __m256 load_master(const AdamPiece& p, std::int64_t i) {
@@ -50,46 +40,17 @@ __m256 load_gradient(const AdamPiece& p, std::int64_t i) {
   if constexpr (has_fp32_weights(format)) return _mm256_loadu_ps(p.fp32_gradient + i);
   return widen(p.gradient + i);
 }
-template <StateFormat format>
-__m256 load_moment(void* array, std::int64_t i) {
-  if constexpr (format == StateFormat::bf16_moments) return widen(element<bf16>(array, i));
-  return _mm256_loadu_ps(element<float>(array, i));
-}
-template <StateFormat format>
-void store_moment(void* array, std::int64_t i, __m256 moment, __m256i random) {
-  if constexpr (format == StateFormat::bf16_moments) {
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(element<bf16>(array, i)), round_stochastically(moment, random));
-  } else {
-    _mm256_storeu_ps(element<float>(array, i), moment);
-  }
-}
-
-struct Moments {
-  __m256 m, v;
-};
-
-/// numerics::adamw, eight at once, but for storing the new moments, which it returns.
-template <StateFormat format>
-Moments adamw_eight(const AdamPiece& p, std::int64_t i, const Coefficients& c, Moments moments) {
-  const Step step = step_of(moments.m, moments.v, load_gradient<format>(p, i), c);
-  store_master<format>(p, i, moved(load_master<format>(p, i), step.direction, c));
-  return {step.m, step.v};
-}
-
-/// `random`: numerics::moment_bits of the elements, where the format wants them.
-template <StateFormat format>
-void adamw_eight(const AdamPiece& p, std::int64_t i, const Coefficients& c, __m256i random) {
-  const Moments old{load_moment<format>(p.state.m, i), load_moment<format>(p.state.v, i)};
-  const Moments updated = adamw_eight<format>(p, i, c, old);
-  store_moment<format>(p.state.m, i, updated.m, _mm256_and_si256(random, _mm256_set1_epi32(0xffff)));
-  store_moment<format>(p.state.v, i, updated.v, _mm256_srli_epi32(random, 16));
-}
-
 /// Whole groups of eight elements. Returns how many elements that were.
 template <StateFormat format>
-std::int64_t adamw_groups(const AdamPiece& piece, const Coefficients& c) {
+std::int64_t adamw_groups(const AdamPiece& p, const Coefficients& c) {
   std::int64_t i = 0;
-  for (; i + 8 <= piece.count; i += 8) adamw_eight<format>(piece, i, c, _mm256_setzero_si256());
+  for (; i + 8 <= p.count; i += 8) {
+    const Step step = step_of(_mm256_loadu_ps(element<float>(p.state.m, i)),
+                              _mm256_loadu_ps(element<float>(p.state.v, i)), load_gradient<format>(p, i), c);
+    store_master<format>(p, i, moved(load_master<format>(p, i), step.direction, c));
+    _mm256_storeu_ps(element<float>(p.state.m, i), step.m);
+    _mm256_storeu_ps(element<float>(p.state.v, i), step.v);
+  }
   return i;
 }
 
@@ -117,62 +78,86 @@ std::int64_t lion_groups(const AdamPiece& p, const Coefficients& c) {
   return i;
 }
 
+// -- moments in bf16
+
+/// numerics::adamw, eight at once.
+[[gnu::always_inline]] inline Eight adamw_eight(__m256i master, __m256i m, __m256i v, __m256i gradient,
+                                                const Coefficients& c) {
+  const Step step = step_of(floats(m), floats(v), floats(gradient), c);
+  return {moved(floats(master), step.direction, c), step.m, step.v};
+}
+/// numerics::round_stochastically of what is not NaN, its result in the upper halves. Infinity has no bit below them,
+/// so that nothing carries.
+__m256i add_random(__m256 x, __m256i bits) { return _mm256_add_epi32(_mm256_castps_si256(x), bits); }
+
+/// Sixteen elements.
+struct Updated {
+  Eight even, odd;
+};
+/// Goes on with drawing random bits meanwhile, by two rounds from `round` on.
+[[gnu::always_inline]] inline Updated adamw_sixteen(const AdamPiece& p, std::int64_t i, const Coefficients& c,
+                                                    const MomentBits& bits, MomentBits::Blocks& random, int round) {
+  const EvenOdd gradient = widen_both(p.gradient, i), master = join_both(p.weight, p.state.master, i);
+  const EvenOdd m = widen_both(p.state.m, i), v = widen_both(p.state.v, i);
+  Updated u;
+  u.even = adamw_eight(master.even, m.even, v.even, gradient.even, c);
+  bits.advance(random, round, round + 1);
+  u.odd = adamw_eight(master.odd, m.odd, v.odd, gradient.odd, c);
+  bits.advance(random, round + 1, round + 2);
+  return u;
+}
+[[gnu::always_inline]] inline void store_rounded(const AdamPiece& p, std::int64_t i, const Updated& u,
+                                                 const RandomState& random) {
+  const __m256i low = all(0xffff);
+  store_halves(p.state.m, i,
+               narrow_both({add_random(u.even.m, _mm256_and_si256(random.even, low)),
+                            add_random(u.odd.m, _mm256_and_si256(random.odd, low))}));
+  store_halves(p.state.v, i,
+               narrow_both({add_random(u.even.v, _mm256_srli_epi32(random.even, 16)),
+                            add_random(u.odd.v, _mm256_srli_epi32(random.odd, 16))}));
+  store_masters(p, i, u.even.master, u.odd.master);
+}
+
+/// 32 elements. `random`: their bits, in place of which those of the next 32 are drawn. Returns false, with nothing
+/// stored, where an element becomes NaN.
+[[gnu::always_inline]] inline bool adamw_run(const AdamPiece& p, std::int64_t i, const Coefficients& c,
+                                             const MomentBits& bits, MomentBits::Blocks& random) {
+  const MomentBits::Blocks own = random;
+  random = bits.begin_bits(p.index + static_cast<std::uint64_t>(i + random_run));
+  static_assert(MomentBits::begun + 5 == MomentBits::rounds);
+  const Updated low = adamw_sixteen(p, i, c, bits, random, MomentBits::begun);
+  const Updated high = adamw_sixteen(p, i + 16, c, bits, random, MomentBits::begun + 2);
+  bits.advance(random, MomentBits::rounds - 1, MomentBits::rounds);
+  if (_mm256_movemask_ps(_mm256_or_ps(nan_of(low.even, low.odd), nan_of(high.even, high.odd))) != 0) [[unlikely]]
+    return false;
+  store_rounded(p, i, low, own.low);
+  store_rounded(p, i + 16, high, own.high);
+  return true;
+}
+
 /// Whole runs from `i`, which begins one. Returns where the last ended.
 std::int64_t adamw_runs(const AdamPiece& piece, std::int64_t i, const Coefficients& c,
                         const AdamCoefficients& scalars) {
-  const MomentBits bits(scalars);
+  static_assert(random_run == 32);
+  const MomentBits bits(scalars, first_random_block(piece));
+  MomentBits::Blocks random = bits.begin_bits(piece.index + static_cast<std::uint64_t>(i));
+  bits.advance(random, MomentBits::begun, MomentBits::rounds);
   for (; i + random_run <= piece.count; i += random_run) {
-    const std::uint64_t first = (piece.index + static_cast<std::uint64_t>(i)) / numerics::elements_per_block;
-    const RandomBits random = bits.draw(first);
-    for (int v = 0; v < 4; ++v) adamw_eight<StateFormat::bf16_moments>(piece, i + 8 * v, c, random.of[v]);
+    if (!adamw_run(piece, i, c, bits, random)) adamw_between(i, i + random_run, piece, scalars);
   }
   return i;
 }
 
-// -- moments in a byte, eight at once ----------------------------------------------------------------------
-
-/// 64 elements from `i` on: numerics::adamw_block.
-void adamw_coded(const AdamPiece& p, std::int64_t i, const Coefficients& c, const MomentBits& bits) {
-  constexpr int vectors = coded_block / 8;
-  const CodedBlock of_m = coded_block_at(p.state.m, i), of_v = coded_block_at(p.state.v, i);
-  const __m256 m_scale = power(*of_m.exponent);
-  const __m256i v_base = all(numerics::v_base(*of_v.exponent));
-  Moments moments[vectors];
-  __m256i largest_m = _mm256_setzero_si256(), largest_v = _mm256_setzero_si256();
-  for (int j = 0; j < vectors; ++j) {
-    const Moments old{decode_m(load_codes(of_m.codes + 8 * j), m_scale),
-                      decode_v(load_codes(of_v.codes + 8 * j), v_base)};
-    moments[j] = adamw_eight<StateFormat::byte_moments>(p, i + 8 * j, c, old);
-    largest_m = _mm256_max_epu32(largest_m, magnitude_of(moments[j].m));
-    largest_v = _mm256_max_epu32(largest_v, magnitude_of(moments[j].v));
-  }
-  const std::uint32_t m_exponent = numerics::m_exponent(largest_of(largest_m));
-  const std::uint32_t v_exponent = numerics::v_exponent(largest_of(largest_v));
-  const __m256 new_scale = power(254 - m_exponent);
-  const __m256i new_base = all(numerics::v_base(v_exponent));
-  // A word serves two elements: those of a vector, sixteen.
-  const RandomBits random = bits.draw((p.index + static_cast<std::uint64_t>(i)) / numerics::coded_elements_per_block);
-  for (int half = 0; half < vectors / 4; ++half) {
-    __m256i m[4], v[4];
-    for (int j = 0; j < 4; ++j) {
-      const __m256i words = random.of[2 * half + j / 2];
-      const __m256i swapped = exchanged(words);
-      const Moments& moment = moments[4 * half + j];
-      m[j] = encode_m(moment.m, new_scale, increment(halves(words, j % 2)));
-      v[j] = encode_v(moment.v, new_base, increment(halves(swapped, j % 2)));
-    }
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(of_m.codes + half * 32), narrow(m));
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(of_v.codes + half * 32), narrow(v));
-  }
-  store_exponent(of_m, m_exponent, numerics::m_code_of_nan);
-  store_exponent(of_v, v_exponent, numerics::v_code_of_nan);
-}
+// -- moments in a byte
 
 /// Whole blocks. Returns how many elements that were.
 std::int64_t adamw_blocks(const AdamPiece& piece, const Coefficients& c, const AdamCoefficients& scalars) {
-  const MomentBits bits(scalars);
+  const MomentBits bits(scalars, first_random_block(piece));
+  Unrecorded unrecorded;
   std::int64_t i = 0;
-  for (; i + coded_block <= piece.count; i += coded_block) adamw_coded(piece, i, c, bits);
+  for (; i + coded_block <= piece.count; i += coded_block) {
+    if (!adamw_coded(piece, i, c, bits, unrecorded)) adamw_between(i, i + coded_block, piece, scalars);
+  }
   return i;
 }
 

@@ -15,6 +15,7 @@
 #endif
 
 #include "cpu_ops/update/avx512.hpp"
+#include "cpu_ops/update/coded_avx512.hpp"
 
 namespace tandem::kernels {
 namespace {
@@ -159,10 +160,6 @@ std::int64_t lion_of_fp32_weights(const AdamPiece& p, const Coefficients& c) {
 /// so that nothing carries.
 __m512i add_random(__m512 x, __m512i bits) { return _mm512_add_epi32(_mm512_castps_si512(x), bits); }
 
-__mmask16 any_nan(const Sixteen& x) {
-  return _mm512_cmp_ps_mask(x.m, x.v, _CMP_UNORD_Q) | _mm512_cmp_ps_mask(x.master, x.master, _CMP_UNORD_Q);
-}
-
 /// 32 elements. Returns false, with nothing stored, where one of them becomes NaN.
 [[gnu::always_inline]] inline bool adamw_both(const AdamPiece& p, std::int64_t i, const Coefficients& c,
                                               const MomentBits& bits) {
@@ -173,7 +170,7 @@ __mmask16 any_nan(const Sixteen& x) {
   const Sixteen even = adamw({floats(master.even), floats(m.even), floats(v.even)}, floats(gradient.even), c);
   const Sixteen odd = adamw({floats(master.odd), floats(m.odd), floats(v.odd)}, floats(gradient.odd), c);
   const EvenOdd random = bits.draw(p.index + static_cast<std::uint64_t>(i));  // while the divisions are under way
-  if ((any_nan(even) | any_nan(odd)) != 0) [[unlikely]]
+  if (nan_of(even, odd) != 0) [[unlikely]]
     return false;
   const __m512i low = _mm512_set1_epi32(0xffff);
   const EvenOdd new_m{add_random(even.m, _mm512_and_si512(random.even, low)),
@@ -190,7 +187,7 @@ __mmask16 any_nan(const Sixteen& x) {
 std::int64_t adamw_runs(const AdamPiece& piece, std::int64_t i, const Coefficients& c,
                         const AdamCoefficients& scalars) {
   static_assert(random_run == 32);
-  const MomentBits bits(scalars);
+  const MomentBits bits(scalars, first_random_block(piece));
   for (; i + random_run <= piece.count; i += random_run) {
     prefetch<StateFormat::bf16_moments>(piece, i + ahead, random_run);
     if (!adamw_both(piece, i, c, bits)) adamw_between(i, i + random_run, piece, scalars);
@@ -199,74 +196,15 @@ std::int64_t adamw_runs(const AdamPiece& piece, std::int64_t i, const Coefficien
 }
 
 // -- moments in a byte ------------------------------------------------------------------------------------
-// Even and odd elements apart as above: so do the halves of a word of random bits serve them.
-
-/// Codes in the low byte of the even elements, and of the upper half of the odd ones.
-void store_codes(std::uint8_t* codes, const EvenOdd& x) {
-  const __m512i halves = _mm512_mask_blend_epi16(upper_halves, x.even, x.odd);
-  _mm256_storeu_si256(reinterpret_cast<__m256i*>(codes), _mm512_cvtepi16_epi8(halves));
-}
-
-/// The state of 32 elements.
-struct Both {
-  Sixteen even, odd;
-};
-
-/// numerics::adamw of 32 elements, nothing stored.
-[[gnu::always_inline]] inline Both adamw_of_codes(const AdamPiece& p, std::int64_t i, const Coefficients& c,
-                                                  const std::uint8_t* m_codes, __m512 scale,
-                                                  const std::uint8_t* v_codes, __m512i base) {
-  const EvenOdd gradient = widen_both(p.gradient, i);
-  const EvenOdd master = join_both(p.weight, p.state.master, i);
-  const EvenOdd m = load_codes(m_codes), v = load_codes(v_codes);
-  return {adamw({floats(master.even), decode_m(m.even, scale), decode_v(v.even, base)}, floats(gradient.even), c),
-          adamw({floats(master.odd), decode_m(m.odd, scale), decode_v(v.odd, base)}, floats(gradient.odd), c)};
-}
-
-/// 64 elements from `i` on: numerics::adamw_block. Returns false, with nothing stored, where one of them becomes NaN.
-bool adamw_coded(const AdamPiece& p, std::int64_t i, const Coefficients& c, const MomentBits& bits) {
-  constexpr int lines = coded_block / 32;
-  const CodedBlock of_m = coded_block_at(p.state.m, i), of_v = coded_block_at(p.state.v, i);
-  const __m512 scale = power(*of_m.exponent);
-  const __m512i base = all(numerics::v_base(*of_v.exponent));
-  Both updated[lines];
-  __m512i largest_m = _mm512_setzero_si512(), largest_v = _mm512_setzero_si512();
-  unsigned nan = 0;
-  for (int j = 0; j < lines; ++j) {
-    const Both& u = updated[j] =
-        adamw_of_codes(p, i + 32 * j, c, of_m.codes + 32 * j, scale, of_v.codes + 32 * j, base);
-    nan = nan | any_nan(u.even) | any_nan(u.odd);
-    largest_m = _mm512_max_epu32(largest_m, _mm512_max_epu32(magnitude_of(u.even.m), magnitude_of(u.odd.m)));
-    largest_v = _mm512_max_epu32(largest_v, _mm512_max_epu32(magnitude_of(u.even.v), magnitude_of(u.odd.v)));
-  }
-  if (nan != 0) [[unlikely]]
-    return false;
-  const std::uint32_t m_exponent = numerics::m_exponent(_mm512_reduce_max_epu32(largest_m));
-  const std::uint32_t v_exponent = numerics::v_exponent(_mm512_reduce_max_epu32(largest_v));
-  const __m512 new_scale = power(254 - m_exponent);
-  const __m512i new_base = all(numerics::v_base(v_exponent));
-  const TwoVectors random = bits.words((p.index + static_cast<std::uint64_t>(i)) / numerics::coded_elements_per_block);
-  for (int j = 0; j < lines; ++j) {
-    const Both& u = updated[j];
-    store_masters(p, i + 32 * j, u.even.master, u.odd.master);
-    const EvenOdd of_its_m = increments(random.of[j]), of_its_v = increments(exchanged(random.of[j]));
-    store_codes(of_m.codes + 32 * j,
-                {encode_m<0>(u.even.m, new_scale, of_its_m.even), encode_m<16>(u.odd.m, new_scale, of_its_m.odd)});
-    store_codes(of_v.codes + 32 * j,
-                {encode_v<0>(u.even.v, new_base, of_its_v.even), encode_v<16>(u.odd.v, new_base, of_its_v.odd)});
-  }
-  *of_m.exponent = static_cast<std::uint8_t>(m_exponent);
-  *of_v.exponent = static_cast<std::uint8_t>(v_exponent);
-  return true;
-}
 
 /// Whole blocks. Returns how many elements that were.
 std::int64_t adamw_blocks(const AdamPiece& piece, const Coefficients& c, const AdamCoefficients& scalars) {
-  const MomentBits bits(scalars);
+  const MomentBits bits(scalars, first_random_block(piece));
+  Unrecorded unrecorded;
   std::int64_t i = 0;
   for (; i + coded_block <= piece.count; i += coded_block) {
     prefetch<StateFormat::byte_moments>(piece, i + 2 * ahead, coded_block);
-    if (!adamw_coded(piece, i, c, bits)) adamw_between(i, i + coded_block, piece, scalars);
+    if (!adamw_coded(piece, i, c, bits, unrecorded)) adamw_between(i, i + coded_block, piece, scalars);
   }
   return i;
 }

@@ -25,15 +25,35 @@ inline void store_exponent(const CodedBlock& block, std::uint32_t exponent, std:
   }
 }
 
-/// The generator's keys of each round, zero-extended to the 64-bit lanes that vector kernels keep two words in.
+/// Keys of a round of the generator, zero-extended to the 64-bit lanes that vector kernels keep two words in.
 struct RoundKey {
   std::uint64_t word0 = 0;
   std::uint64_t word1 = 0;
 };
-struct RoundKeys {
-  explicit RoundKeys(std::uint64_t seed);
-  RoundKey of[numerics::philox_fewest_rounds];
+/// Constants of the generator in a step: keys of all rounds, and what the first two rounds amount to where blocks'
+/// numbers share their upper word. Half of what those would compute is the same for all such blocks.
+struct RandomRounds {
+  /// For the block of number `first` and others of its upper word.
+  RandomRounds(const AdamCoefficients& c, std::uint64_t first);
+
+  /// Whether the constants are right for `count` blocks from `block` on.
+  bool hold_for(std::uint64_t block, std::uint64_t count) const {
+    return block >> 32 == upper_word && (block + count - 1) >> 32 == upper_word;
+  }
+
+  RoundKey key[numerics::philox_fewest_rounds];
+  std::uint64_t step = 0;
+  std::uint64_t upper_word = 0;
+  // To be combined by exclusive or, two words each:
+  std::uint64_t first23 = 0;   ///< with a product, halves exchanged: words 2 and 3 after a round
+  std::uint64_t second01 = 0;  ///< with the next product likewise: words 0 and 1 after two
+  std::uint64_t second23 = 0;  ///< with word 3 after a round: words 2 and 3 after two
 };
+/// Number of the block of random bits that a piece begins with.
+inline std::uint64_t first_random_block(const AdamPiece& p) {
+  return p.index /
+         (p.format == StateFormat::byte_moments ? numerics::coded_elements_per_block : numerics::elements_per_block);
+}
 
 double norm_block_avx2(const bf16* gradient, std::int64_t count);
 double norm_block_avx512(const bf16* gradient, std::int64_t count);

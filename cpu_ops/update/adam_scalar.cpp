@@ -17,14 +17,20 @@ std::int64_t unaligned_head(const AdamPiece& piece) {
   return past == 0 ? 0 : std::min(piece.count, random_run - past);
 }
 
-RoundKeys::RoundKeys(std::uint64_t seed) {
-  auto word0 = static_cast<std::uint32_t>(seed);
-  auto word1 = static_cast<std::uint32_t>(seed >> 32);
-  for (RoundKey& key : of) {
-    key = {word0, word1};
+RandomRounds::RandomRounds(const AdamCoefficients& c, std::uint64_t first) : step(c.step), upper_word(first >> 32) {
+  auto word0 = static_cast<std::uint32_t>(c.seed);
+  auto word1 = static_cast<std::uint32_t>(c.seed >> 32);
+  for (RoundKey& k : key) {
+    k = {word0, word1};
     word0 += numerics::philox_weyl0;
     word1 += numerics::philox_weyl1;
   }
+  const auto lower = [](std::uint64_t x) { return x & 0xffffffffu; };
+  const auto exchanged = [](std::uint64_t x) { return x << 32 | x >> 32; };
+  const std::uint64_t first01 = exchanged(numerics::philox_multiplier1 * lower(c.step)) ^ upper_word ^ key[0].word0;
+  first23 = c.step >> 32 ^ key[0].word1;
+  second01 = first01 >> 32 ^ key[1].word0;
+  second23 = exchanged(numerics::philox_multiplier0 * lower(first01)) ^ key[1].word1;
 }
 
 double fold_norm_lanes(double* lane, const bf16* gradient, std::int64_t begin, std::int64_t count) {

@@ -94,6 +94,11 @@ struct Sixteen {
   return {moved(old.master, step.direction, c), step.m, step.v};
 }
 
+/// Lanes in which one of two has a NaN: that of a moment reaches the master.
+inline __mmask16 nan_of(const Sixteen& a, const Sixteen& b) {
+  return _mm512_cmp_ps_mask(a.master, b.master, _CMP_UNORD_Q);
+}
+
 // -- random bits
 
 /// 32 bits each of the even and the odd elements of 32.
@@ -160,7 +165,8 @@ struct TwoVectors {
 /// Draws numerics::moment_bits.
 class MomentBits {
  public:
-  explicit MomentBits(const AdamCoefficients& c) : keys_(c.seed), step_(spread(c.step)) {}
+  /// Fastest for blocks near `first`.
+  MomentBits(const AdamCoefficients& c, std::uint64_t first) : of_(c, first) {}
 
   /// Draws the bits of 32 elements from `first`, a multiple of 32: eight blocks of the generator.
   EvenOdd draw(std::uint64_t first) const {
@@ -177,13 +183,27 @@ class MomentBits {
   }
 
  private:
+  /// Eight blocks from `block` on, in the order of `lanes`.
   RandomState rounds(std::uint64_t block, __m512i lanes) const {
-    RandomState s{_mm512_add_epi64(spread(block), lanes), step_};
-    for (const RoundKey& key : keys_.of) s = philox_round(s, spread(key.word0), spread(key.word1));
+    const __m512i numbers = _mm512_add_epi64(spread(block), lanes);
+    if (!of_.hold_for(block, 8)) [[unlikely]]
+      return rounds_from(0, {numbers, spread(of_.step)});
+    const __m512i words23 =
+        _mm512_xor_si512(exchanged_product(numbers, numerics::philox_multiplier0), spread(of_.first23));
+    return rounds_from(
+        2, {_mm512_xor_si512(exchanged_product(words23, numerics::philox_multiplier1), spread(of_.second01)),
+            _mm512_xor_si512(_mm512_srli_epi64(words23, 32), spread(of_.second23))});
+  }
+  RandomState rounds_from(int round, RandomState s) const {
+    for (; round < numerics::philox_fewest_rounds; ++round) {
+      s = philox_round(s, spread(of_.key[round].word0), spread(of_.key[round].word1));
+    }
     return s;
   }
-  RoundKeys keys_;
-  __m512i step_;
+  static __m512i exchanged_product(__m512i words, std::uint32_t factor) {
+    return _mm512_shuffle_epi32(_mm512_mul_epu32(words, spread(factor)), _MM_PERM_CDAB);
+  }
+  RandomRounds of_;
 };
 
 // -- moments in a byte

@@ -11,7 +11,7 @@
 #else
 #pragma GCC target("avx2,fma")
 #endif
-#include "cpu_ops/update/avx2.hpp"
+#include "cpu_ops/update/coded_avx2.hpp"
 
 namespace tandem::kernels {
 namespace {
@@ -26,14 +26,11 @@ struct Bytes {
 };
 
 inline Floats every(float x) { return _mm256_set1_ps(x); }
-inline Floats floats(Bits x) { return _mm256_castsi256_ps(x); }
-inline Floats sum(Floats a, Floats b) { return _mm256_add_ps(a, b); }
 inline Floats subtract(Floats a, Floats b) { return _mm256_sub_ps(a, b); }
 inline Floats mul(Floats a, Floats b) { return _mm256_mul_ps(a, b); }
 inline Floats fma(Floats a, Floats b, Floats c) { return _mm256_fmadd_ps(a, b, c); }
 /// c - a * b
 inline Floats fma_negated(Floats a, Floats b, Floats c) { return _mm256_fnmadd_ps(a, b, c); }
-inline Floats smaller(Floats a, Floats b) { return _mm256_min_ps(a, b); }
 /// A bit for each lane with a NaN.
 inline unsigned nan_lanes(Floats x) {
   return static_cast<unsigned>(_mm256_movemask_ps(_mm256_cmp_ps(x, x, _CMP_UNORD_Q)));
@@ -43,15 +40,6 @@ inline Bits bits_of(Floats x) { return _mm256_castps_si256(x); }
 inline Bits add(Bits a, Bits b) { return _mm256_add_epi32(a, b); }
 inline Bits subtract(Bits a, Bits b) { return _mm256_sub_epi32(a, b); }
 inline Bits both(Bits a, Bits b) { return _mm256_and_si256(a, b); }
-inline Bits larger(Bits a, Bits b) { return _mm256_max_epu32(a, b); }
-inline Bits larger_signed(Bits a, Bits b) { return _mm256_max_epi32(a, b); }
-inline Bits smaller(Bits a, Bits b) { return _mm256_min_epu32(a, b); }
-/// a | (b & mask)
-inline Bits or_masked(Bits a, Bits b, Bits mask) { return _mm256_or_si256(a, both(b, mask)); }
-/// 0 where `of` is 0, else x.
-inline Bits zero_where_zero(Bits x, Bits of) {
-  return _mm256_andnot_si256(_mm256_cmpeq_epi32(of, _mm256_setzero_si256()), x);
-}
 /// x - y where a > b as signed numbers, else z.
 inline Bits subtract_where_greater(Bits a, Bits b, Bits x, Bits y, Bits z) {
   return _mm256_blendv_epi8(z, subtract(x, y), _mm256_cmpgt_epi32(a, b));
@@ -84,24 +72,24 @@ inline void store(std::uint8_t* p, Bits x) {
   _mm_storel_epi64(reinterpret_cast<__m128i*>(p), _mm_packus_epi16(bytes, bytes));
 }
 
-/// Random words of eight blocks, in order.
-inline void draw(const MomentBits& random, std::uint64_t block, Bits (&words)[4]) {
-  const RandomBits drawn = random.draw(block);
-  for (int j = 0; j < 4; ++j) words[j] = drawn.of[j];
-}
-
 /// Elements of a group whose old bits are in lists, a bit each.
 struct Escapes {
   std::uint64_t m, v, master;
 };
 
+inline __m256i every_byte(std::uint32_t x) { return _mm256_set1_epi8(static_cast<char>(x)); }
+/// body(j) for both halves.
+template <class Body>
+[[gnu::always_inline]] inline Bytes of_both(const Body& body) {
+  return {{body(0), body(1)}};
+}
 /// The differences of a group, a byte each; `most` in place of those above.
 inline Bytes narrow_in_order(const Group& x, std::uint32_t most) {
   const auto half = [&x, most](int j) {
     const __m256i dealt =
         _mm256_packs_epi16(_mm256_packs_epi32(x[j], x[j + 1]), _mm256_packs_epi32(x[j + 2], x[j + 3]));
     const __m256i ordered = _mm256_permutevar8x32_epi32(dealt, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
-    return _mm256_min_epu8(ordered, _mm256_set1_epi8(static_cast<char>(most)));
+    return _mm256_min_epu8(ordered, every_byte(most));
   };
   return {{half(0), half(4)}};
 }
@@ -119,6 +107,37 @@ inline void store_codes(std::uint8_t* codes, const Bytes& of_m, const Bytes& of_
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(codes + 32 * j),
                         _mm256_or_si256(moments, _mm256_slli_epi16(of_master.of[j], numerics::master_field)));
   }
+}
+inline Bytes load_bytes(const std::uint8_t* p) {
+  return of_both([p](int j) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p + 32 * j)); });
+}
+inline void store_bytes(std::uint8_t* p, const Bytes& x) {
+  for (int j = 0; j < 2; ++j) _mm256_storeu_si256(reinterpret_cast<__m256i*>(p + 32 * j), x.of[j]);
+}
+/// numerics::v_place of 64 elements.
+inline Bytes v_places(const Bytes& old, const Bytes& next, std::uint8_t offset) {
+  return of_both([&](int j) {
+    const __m256i place = _mm256_add_epi8(_mm256_sub_epi8(old.of[j], next.of[j]), every_byte(offset));
+    const __m256i zero = _mm256_cmpeq_epi8(old.of[j], _mm256_setzero_si256());
+    static_assert((numerics::v_place_escape | numerics::v_place_zero) == numerics::v_place_zero);
+    return _mm256_or_si256(_mm256_min_epu8(place, every_byte(numerics::v_place_escape)),
+                           _mm256_and_si256(zero, every_byte(numerics::v_place_zero)));
+  });
+}
+/// numerics::old_v_code of 64 elements.
+inline Bytes old_v_codes(const Bytes& places, const Bytes& next, std::uint8_t offset) {
+  return of_both([&](int j) {
+    const __m256i old = _mm256_sub_epi8(_mm256_add_epi8(next.of[j], places.of[j]), every_byte(offset));
+    return _mm256_andnot_si256(_mm256_cmpeq_epi8(places.of[j], every_byte(numerics::v_place_zero)), old);
+  });
+}
+inline Bytes places_of(const Bytes& codes) {
+  return of_both([&](int j) { return _mm256_and_si256(codes.of[j], every_byte(numerics::v_place_mask)); });
+}
+/// Codes from places of v and the differences of masters.
+inline Bytes with_masters(const Bytes& places, const Bytes& of_master) {
+  return of_both(
+      [&](int j) { return _mm256_or_si256(places.of[j], _mm256_slli_epi16(of_master.of[j], numerics::master_field)); });
 }
 inline Escapes escapes_of(const std::uint8_t* codes) {
   const auto escaped = [codes](std::uint32_t field) {
@@ -168,7 +187,71 @@ inline Bits insert(std::uint64_t escapes, int j, Bits x, const std::uint32_t*& l
 
 namespace tandem::kernels {
 
-std::int64_t record_avx2(const UndoBlock& block, EscapeLists& lists) { return record_block<InOrder>(block, lists); }
+namespace {
+
+/// Elements of a group with the even and the odd ones of each sixteen apart. Arrays of 16 bits an element, and of a
+/// byte.
+struct Apart {
+  template <StateFormat>
+  static void load_masters(const AdamPiece& p, std::int64_t i, Group& x) {
+    for (int j = 0; j < 4; ++j) split(join_both(p.weight, p.state.master, i + 16 * j), x + 2 * j);
+  }
+  template <StateFormat>
+  static void store_masters(const AdamPiece& p, std::int64_t i, const Group& x) {
+    for (int j = 0; j < 4; ++j) kernels::store_masters(p, i + 16 * j, floats(x[2 * j]), floats(x[2 * j + 1]));
+  }
+  template <StateFormat>
+  static void load_gradients(const AdamPiece& p, std::int64_t i, Group& x) {
+    for (int j = 0; j < 4; ++j) split(widen_both(p.gradient, i + 16 * j), x + 2 * j);
+  }
+  template <StateFormat>
+  static void load_moments(const std::uint16_t* moments, Group& x) {
+    for (int j = 0; j < 4; ++j) split(widen_both(moments, 16 * j), x + 2 * j);
+  }
+  template <StateFormat>
+  static void store_moments(std::uint16_t* moments, const Group& x) {
+    for (int j = 0; j < 4; ++j) store_halves(moments, 16 * j, narrow_both({x[2 * j], x[2 * j + 1]}));
+  }
+  static void draw_bf16(const MomentBits& random, std::uint64_t index, Group& of_m, Group& of_v) {
+    for (unsigned j = 0; j < 4; j += 2) {
+      MomentBits::Blocks blocks = random.begin_bits(index + 16 * j);
+      random.advance(blocks, MomentBits::begun, MomentBits::rounds);
+      for (unsigned i = j; i < j + 2; ++i) {
+        const RandomState& of = i == j ? blocks.low : blocks.high;
+        split({both(of.even, all(0xffff)), both(of.odd, all(0xffff))}, of_m + 2 * i);
+        split({down<16>(of.even), down<16>(of.odd)}, of_v + 2 * i);
+      }
+    }
+  }
+  static Bytes narrow(const Group& x, std::uint32_t most) {
+    return of_both([&](int j) {
+      const Bits* const of = x + 4 * j;
+      const __m256i dealt = _mm256_packs_epi16(_mm256_packs_epi32(of[0], of[2]), _mm256_packs_epi32(of[1], of[3]));
+      // In each 128 bits now 4 bytes each of even and of odd elements of the first sixteen and then of the second.
+      constexpr std::int64_t first = 0x0b030a0209010800, second = 0x0f070e060d050c04;
+      const __m256i evens_and_odds = _mm256_setr_epi64x(first, second, first, second);
+      return _mm256_min_epu8(in_order(_mm256_shuffle_epi8(dealt, evens_and_odds)), every_byte(most));
+    });
+  }
+  template <StateFormat format>
+  static Bytes narrow_moments(const Group& x) {
+    return of_both([&](int j) {
+      const Bits* const of = x + 4 * j;
+      const __m256i dealt = _mm256_packs_epi16(narrow_both({of[0], of[1]}), narrow_both({of[2], of[3]}));
+      return _mm256_min_epu8(in_order(dealt), every_byte(numerics::moment_escape));
+    });
+  }
+
+ private:
+  static void split(const EvenOdd& x, Bits* of) {
+    of[0] = x.even;
+    of[1] = x.odd;
+  }
+};
+
+}  // namespace
+
+std::int64_t record_avx2(const UndoBlock& block, EscapeLists& lists) { return record_block<Apart>(block, lists); }
 void restore_avx2(const UndoBlock& block, const EscapeLists& lists, std::int64_t count) {
   restore_block(block, lists, count);
 }

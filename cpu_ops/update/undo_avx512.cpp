@@ -15,7 +15,7 @@
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #pragma GCC diagnostic ignored "-Wuninitialized"
 #endif
-#include "cpu_ops/update/avx512.hpp"
+#include "cpu_ops/update/coded_avx512.hpp"
 
 namespace tandem::kernels {
 namespace {
@@ -28,13 +28,11 @@ using Group = Bits[4];
 using Bytes = __m512i;
 
 inline Floats every(float x) { return _mm512_set1_ps(x); }
-inline Floats sum(Floats a, Floats b) { return _mm512_add_ps(a, b); }
 inline Floats subtract(Floats a, Floats b) { return _mm512_sub_ps(a, b); }
 inline Floats mul(Floats a, Floats b) { return _mm512_mul_ps(a, b); }
 inline Floats fma(Floats a, Floats b, Floats c) { return _mm512_fmadd_ps(a, b, c); }
 /// c - a * b
 inline Floats fma_negated(Floats a, Floats b, Floats c) { return _mm512_fnmadd_ps(a, b, c); }
-inline Floats smaller(Floats a, Floats b) { return _mm512_min_ps(a, b); }
 /// A bit for each lane with a NaN.
 inline unsigned nan_lanes(Floats x) { return _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q); }
 
@@ -42,16 +40,10 @@ inline Bits bits_of(Floats x) { return _mm512_castps_si512(x); }
 inline Bits add(Bits a, Bits b) { return _mm512_add_epi32(a, b); }
 inline Bits subtract(Bits a, Bits b) { return _mm512_sub_epi32(a, b); }
 inline Bits both(Bits a, Bits b) { return _mm512_and_si512(a, b); }
-inline Bits larger(Bits a, Bits b) { return _mm512_max_epu32(a, b); }
-inline Bits larger_signed(Bits a, Bits b) { return _mm512_max_epi32(a, b); }
-inline Bits smaller(Bits a, Bits b) { return _mm512_min_epu32(a, b); }
-/// 0 where `of` is 0, else x.
-inline Bits zero_where_zero(Bits x, Bits of) { return _mm512_maskz_mov_epi32(_mm512_test_epi32_mask(of, of), x); }
 /// x - y where a > b as signed numbers, else z.
 inline Bits subtract_where_greater(Bits a, Bits b, Bits x, Bits y, Bits z) {
   return _mm512_mask_sub_epi32(z, _mm512_cmpgt_epi32_mask(a, b), x, y);
 }
-inline std::uint32_t largest_of(Bits x) { return _mm512_reduce_max_epu32(x); }
 template <int n>
 Bits up(Bits x) {
   return _mm512_slli_epi32(x, n);
@@ -81,19 +73,6 @@ inline void store(std::uint16_t* p, Bits x) {
 }
 inline void store(std::uint8_t* p, Bits x) { _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(x)); }
 
-/// Random words of eight blocks, in order.
-inline void draw(const MomentBits& random, std::uint64_t block, Bits (&words)[2]) {
-  const TwoVectors drawn = random.words(block);
-  words[0] = drawn.of[0];
-  words[1] = drawn.of[1];
-}
-/// The 16-bit numbers of a vector's lower or upper half, a lane each.
-inline Bits halves(Bits x, int upper) {
-  return _mm512_cvtepu16_epi32(upper != 0 ? _mm512_extracti64x4_epi64(x, 1) : _mm512_castsi512_si256(x));
-}
-/// numerics::random_increment of 16-bit numbers.
-inline Bits increment(Bits x) { return _mm512_or_si512(up<4>(x), all(8)); }
-
 /// Elements of a group whose old bits are in lists, a bit each.
 struct Escapes {
   std::uint64_t m, v, master;
@@ -117,6 +96,24 @@ inline void store_codes(std::uint8_t* codes, Bytes of_m, Bytes of_v, Bytes of_ma
   const __m512i code = _mm512_ternarylogic_epi32(of_m, _mm512_slli_epi16(of_v, numerics::v_field),
                                                  _mm512_slli_epi16(of_master, numerics::master_field), three_way_or);
   _mm512_storeu_si512(codes, code);
+}
+inline Bytes load_bytes(const std::uint8_t* p) { return _mm512_loadu_si512(p); }
+inline void store_bytes(std::uint8_t* p, Bytes x) { _mm512_storeu_si512(p, x); }
+/// numerics::v_place of 64 elements.
+inline Bytes v_places(Bytes old, Bytes next, std::uint8_t offset) {
+  const Bytes place = _mm512_add_epi8(_mm512_sub_epi8(old, next), _mm512_set1_epi8(static_cast<char>(offset)));
+  return _mm512_mask_blend_epi8(_mm512_test_epi8_mask(old, old), _mm512_set1_epi8(numerics::v_place_zero),
+                                at_most(place, numerics::v_place_escape));
+}
+/// numerics::old_v_code of 64 elements.
+inline Bytes old_v_codes(Bytes places, Bytes next, std::uint8_t offset) {
+  const Bytes old = _mm512_sub_epi8(_mm512_add_epi8(next, places), _mm512_set1_epi8(static_cast<char>(offset)));
+  return _mm512_maskz_mov_epi8(_mm512_cmpneq_epi8_mask(places, _mm512_set1_epi8(numerics::v_place_zero)), old);
+}
+inline Bytes places_of(Bytes codes) { return _mm512_and_si512(codes, _mm512_set1_epi8(numerics::v_place_mask)); }
+/// Codes from places of v and the differences of masters.
+inline Bytes with_masters(Bytes places, Bytes of_master) {
+  return _mm512_or_si512(places, _mm512_slli_epi16(of_master, numerics::master_field));
 }
 inline Escapes escapes_of(const std::uint8_t* codes) {
   const __m512i code = _mm512_loadu_si512(codes);
@@ -177,20 +174,8 @@ struct Apart {
     for (int j = 0; j < 2; ++j) split(widen_both(moments, 32 * j), x + 2 * j);
   }
   template <StateFormat>
-  static void load_moments(const std::uint8_t* codes, Group& x) {
-    for (int j = 0; j < 2; ++j) split(load_codes(codes + 32 * j), x + 2 * j);
-  }
-  template <StateFormat>
   static void store_moments(std::uint16_t* moments, const Group& x) {
     for (int j = 0; j < 2; ++j) _mm512_storeu_si512(moments + 32 * j, narrow_both({x[2 * j], x[2 * j + 1]}));
-  }
-  template <StateFormat>
-  static void store_moments(std::uint8_t* codes, const Group& x) {
-    const auto halves_of = [&](int j) {
-      return _mm512_mask_blend_epi16(upper_halves, down<numerics::below_code>(x[2 * j]),
-                                     down<numerics::below_code - 16>(x[2 * j + 1]));
-    };
-    _mm512_storeu_si512(codes, in_order(_mm512_packus_epi16(halves_of(0), halves_of(1))));
   }
   static void draw_bf16(const MomentBits& random, std::uint64_t index, Group& of_m, Group& of_v) {
     for (std::uint64_t j = 0; j < 2; ++j) {
@@ -198,14 +183,6 @@ struct Apart {
       split({both(words.even, all(0xffff)), both(words.odd, all(0xffff))}, of_m + 2 * j);
       split({down<16>(words.even), down<16>(words.odd)}, of_v + 2 * j);
     }
-  }
-  static TwoVectors draw_codes(const MomentBits& random, std::uint64_t index) {
-    return random.words(index / numerics::coded_elements_per_block);
-  }
-  static void increments(const TwoVectors& words, int j, Bits& of_m, Bits& of_v) {
-    const EvenOdd m = kernels::increments(words.of[j / 2]), v = kernels::increments(exchanged(words.of[j / 2]));
-    of_m = j % 2 == 0 ? m.even : m.odd;
-    of_v = j % 2 == 0 ? v.even : v.odd;
   }
   static Bytes narrow(const Group& x, std::uint32_t most) {
     const __m512i dealt = _mm512_packs_epi16(_mm512_packs_epi32(x[0], x[2]), _mm512_packs_epi32(x[1], x[3]));
@@ -216,15 +193,8 @@ struct Apart {
 
   template <StateFormat format>
   static Bytes narrow_moments(const Group& x) {
-    if constexpr (format == StateFormat::byte_moments) {
-      constexpr int below = numerics::below_code;
-      return narrow(
-          {down_signed<below>(x[0]), down_signed<below>(x[1]), down_signed<below>(x[2]), down_signed<below>(x[3])},
-          numerics::moment_escape);
-    } else {
-      const __m512i dealt = _mm512_packs_epi16(narrow_both({x[0], x[1]}), narrow_both({x[2], x[3]}));
-      return at_most(in_order(dealt), numerics::moment_escape);
-    }
+    const __m512i dealt = _mm512_packs_epi16(narrow_both({x[0], x[1]}), narrow_both({x[2], x[3]}));
+    return at_most(in_order(dealt), numerics::moment_escape);
   }
 
  private:

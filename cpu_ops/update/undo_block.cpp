@@ -82,7 +82,7 @@ UndoCounts counts_of(const EscapeLists& lists) {
 
 bool update_block(Isa isa, const AdamPiece& piece, const AdamCoefficients& c, const AdamInverse& inverse,
                   const UndoRun& run, std::int64_t index, std::size_t offset) {
-  const UndoBlock block{piece, c, inverse, run.codes(index), run.exponents(index)};
+  const UndoBlock block{piece, c, inverse, run.codes(index), run.kept(index), run.exponents(index)};
   keep_exponents(piece, run.exponents(index));
   EscapeLists lists;
   const std::int64_t updated = record(isa, block, lists);
@@ -99,7 +99,7 @@ bool update_block(Isa isa, const AdamPiece& piece, const AdamCoefficients& c, co
 
 void take_back(Isa isa, const AdamPiece& piece, const AdamCoefficients& c, const AdamInverse& inverse,
                const UndoRun& run, std::int64_t index, std::size_t offset) {
-  const UndoBlock block{piece, c, inverse, run.codes(index), run.exponents(index)};
+  const UndoBlock block{piece, c, inverse, run.codes(index), run.kept(index), run.exponents(index)};
   EscapeLists lists;
   read_lists(piece, run.pool() + offset, run.counts(index), lists);
   restore(isa, block, lists, layout_quantum);

@@ -29,6 +29,7 @@ struct UndoBlock {
   const AdamCoefficients& c;  ///< coefficients of the update
   const AdamInverse& inverse;
   std::uint8_t* codes;            ///< a code for each element, aligned to 64 bytes
+  std::uint8_t* old_m;            ///< old codes of m where it is coded, aligned as these
   const std::uint8_t* exponents;  ///< old ones of coded moments: those of m before those of v
 };
 

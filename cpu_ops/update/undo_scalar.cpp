@@ -59,11 +59,57 @@ Updated update(const Stored& old, Exponents e, float g, const AdamCoefficients& 
   return {m, v, numerics::adam_direction(m, v, c)};
 }
 
-/// Estimates of what is stored of the moments before an update, from what is stored of those after it.
+void append(EscapeList& list, std::uint32_t bits) { list.bits[list.count++] = bits; }
+
+/// Codes of an element's moments, from the old stored ones and the new; keeps what they need beside them.
 template <StateFormat format>
-Stored estimate_moments(const Stored& next, Exponents after, float g, Exponents old, const UndoBlock& b) {
-  return {numerics::estimate_stored_m<format>(next.m, after.m, g, b.c, b.inverse, old.m),
-          numerics::estimate_stored_v<format>(next.v, after.v, g, b.c, b.inverse, old.v), 0};
+std::uint32_t record_moments(const UndoBlock& b, std::int64_t i, const Stored& old, const Stored& next,
+                             Exponents before, Exponents after, EscapeLists& lists) {
+  if constexpr (format == StateFormat::byte_moments) {
+    b.old_m[i] = static_cast<std::uint8_t>(old.m);
+    const std::uint32_t place = numerics::v_place(static_cast<std::uint8_t>(old.v), static_cast<std::uint8_t>(next.v),
+                                                  numerics::v_place_offset(before.v, after.v));
+    if (place == numerics::v_place_escape) append(lists.v, old.v);
+    return place;
+  } else {
+    const float g = scaled_gradient<format>(b, i);
+    const std::uint32_t of_m =
+        numerics::moment_difference<format>(old.m, numerics::estimate_stored_m<format>(next.m, g, b.c, b.inverse));
+    const std::uint32_t of_v =
+        numerics::moment_difference<format>(old.v, numerics::estimate_stored_v<format>(next.v, g, b.c, b.inverse));
+    if (of_m == numerics::moment_escape) append(lists.m, old.m);
+    if (of_v == numerics::moment_escape) append(lists.v, old.v);
+    return numerics::undo_code(of_m, of_v, 0);
+  }
+}
+
+/// The entries of a block's lists that are still to be read.
+struct EscapeCursors {
+  const std::uint32_t *m, *v, *master;
+};
+
+/// Old moments from the codes of record_moments().
+template <StateFormat format>
+Stored restore_moments(const UndoBlock& b, std::int64_t i, const Stored& next, Exponents before, Exponents after,
+                       EscapeCursors& lists) {
+  const std::uint32_t code = b.codes[i];
+  Stored old;
+  if constexpr (format == StateFormat::byte_moments) {
+    const std::uint32_t place = code & numerics::v_place_mask;
+    old.m = b.old_m[i];
+    old.v = place == numerics::v_place_escape ? *lists.v++
+                                              : numerics::old_v_code(place, static_cast<std::uint8_t>(next.v),
+                                                                     numerics::v_place_offset(before.v, after.v));
+  } else {
+    const float g = scaled_gradient<format>(b, i);
+    old.m = numerics::m_escapes(code)
+                ? *lists.m++
+                : numerics::old_m<format>(numerics::estimate_stored_m<format>(next.m, g, b.c, b.inverse), code);
+    old.v = numerics::v_escapes(code)
+                ? *lists.v++
+                : numerics::old_v<format>(numerics::estimate_stored_v<format>(next.v, g, b.c, b.inverse), code);
+  }
+  return old;
 }
 
 /// Rounds the moments of a group to what is stored. Returns their exponents.
@@ -100,8 +146,6 @@ Exponents round_moments(const UndoBlock& b, std::int64_t first, const Updated (&
   return e;
 }
 
-void append(EscapeList& list, std::uint32_t bits) { list.bits[list.count++] = bits; }
-
 template <StateFormat format>
 bool record_group(const UndoBlock& b, std::int64_t first, EscapeLists& lists) {
   const Exponents old_exponents = exponents_of<format>(b.piece, first);
@@ -117,26 +161,17 @@ bool record_group(const UndoBlock& b, std::int64_t first, EscapeLists& lists) {
   const Exponents e = round_moments<format>(b, first, next, stored);
   for (std::int64_t i = 0; i < undo_group; ++i) {
     const Stored old = load<format>(b.piece, first, i);
-    const Stored moments =
-        estimate_moments<format>(stored[i], e, scaled_gradient<format>(b, first + i), old_exponents, b);
-    const float master = numerics::estimate_master(bits_float(stored[i].master), next[i].direction, b.c, b.inverse);
-    const std::uint32_t code = numerics::undo_code(numerics::moment_difference<format>(old.m, moments.m),
-                                                   numerics::moment_difference<format>(old.v, moments.v),
-                                                   numerics::master_difference(old.master, float_bits(master)));
-    if (numerics::m_escapes(code)) append(lists.m, old.m);
-    if (numerics::v_escapes(code)) append(lists.v, old.v);
-    if (numerics::master_escapes(code)) append(lists.master, old.master);
+    const std::uint32_t moments = record_moments<format>(b, first + i, old, stored[i], old_exponents, e, lists);
+    const float estimate = numerics::estimate_master(bits_float(stored[i].master), next[i].direction, b.c, b.inverse);
+    const std::uint32_t of_master = numerics::master_difference(old.master, float_bits(estimate));
+    if (of_master == numerics::master_escape) append(lists.master, old.master);
+    const std::uint32_t code = moments | of_master << numerics::master_field;
     b.codes[first + i] = static_cast<std::uint8_t>(code);
     store<format>(b.piece, first, i, stored[i]);
   }
   store_exponents<format>(b.piece, first, e);
   return true;
 }
-
-/// The entries of a block's lists that are still to be read.
-struct EscapeCursors {
-  const std::uint32_t *m, *v, *master;
-};
 
 template <StateFormat format>
 void restore_group(const UndoBlock& b, std::int64_t first, EscapeCursors& lists) {
@@ -145,9 +180,7 @@ void restore_group(const UndoBlock& b, std::int64_t first, EscapeCursors& lists)
     const std::uint32_t code = b.codes[first + i];
     const float g = scaled_gradient<format>(b, first + i);
     const Stored next = load<format>(b.piece, first, i);
-    Stored old = estimate_moments<format>(next, after, g, e, b);
-    old.m = numerics::m_escapes(code) ? *lists.m++ : numerics::old_m<format>(old.m, code);
-    old.v = numerics::v_escapes(code) ? *lists.v++ : numerics::old_v<format>(old.v, code);
+    Stored old = restore_moments<format>(b, first + i, next, e, after, lists);
     const float direction = update<format>(old, e, g, b.c).direction;
     const float master = numerics::estimate_master(bits_float(next.master), direction, b.c, b.inverse);
     old.master = numerics::master_escapes(code) ? *lists.master++ : numerics::old_master(float_bits(master), code);

@@ -222,6 +222,7 @@ int run() {
   options.reserved_device_memory = tandem::align_up(Activations::bytes);
   options.policy = tandem::parse_policy("interleave:3");
   options.max_micro_batches = most_micro_batches;
+  options.speculate = tandem::Speculate::off;  // no update runs ahead in steps that are open-ended
 
   const tandem::Plan plan = tandem::make_plan(layout, options, tandem::profile_of(*device));  // nothing allocated yet
   std::cout << layout.parameter_count() << " parameters\n" << plan.table();

@@ -173,6 +173,7 @@ Result train(const char* policy) {
   options.device_memory = ceiling;
   options.policy = tandem::parse_policy(policy);
   options.max_micro_batches = micro_batches;
+  options.speculate = tandem::Speculate::off;  // no update runs ahead in steps that may lack gradients
   const tandem::Plan plan = tandem::make_plan(layout, options, tandem::profile_of(*device));  // nothing allocated yet
   tandem::OffloadEngine engine(*device, layout, options, plan);
   initialize(engine, stages);

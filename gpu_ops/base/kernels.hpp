@@ -33,6 +33,12 @@ void add(TensorView a, TensorView b, TensorView y, CUstream_st* stream);
 void add_scaled(TensorView x, float factor, TensorView residual, TensorView y, CUstream_st* stream);
 void rope(TensorView x, TensorView table, RecordsView records, bool inverse, CUstream_st* stream);
 
+// -- dropout.cu ----------------------------------------------------------------------------------------------------
+void dropout(TensorView x, const Dropout& of, TensorView y, bool accumulate, CUstream_st* stream);
+
+// -- decode.cu: the bits of core/numerics --------------------------------------------------------------------------
+void decode(const CodedWeight& from, TensorView weight, CUstream_st* stream);
+
 // -- norms.cu ------------------------------------------------------------------------------------------------------
 void layer_norm(TensorView x, TensorView weight, TensorView bias, TensorView y, TensorView mean, TensorView rstd,
                 float eps, CUstream_st* stream);
@@ -89,6 +95,9 @@ struct LogitRows {
   void* gradient = nullptr;
   DType gradient_dtype = DType::f32;
   float gradient_scale = 1.0F;
+  /// Null, or factors of gradient_scale: one for each `sequence` rows, the first of which is `first_row` here.
+  const float* factors = nullptr;
+  std::int64_t sequence = 1, first_row = 0;
   std::int64_t rows = 0, size = 0, stride = 0;
   RowScale* scales = nullptr;  ///< (n) written by softmax_loss(), or null; read by softmax_gradients()
   std::int64_t first = 0;      ///< softmax_gradients() alone: index in the vocabulary of the first of these logits
@@ -96,6 +105,9 @@ struct LogitRows {
 void softmax_loss(const LogitRows& rows, CUstream_st* stream);
 /// Gradients of some columns of the logits, to the bits of softmax_loss().
 void softmax_gradients(const LogitRows& rows, CUstream_st* stream);
+
+// -- preference.cu -------------------------------------------------------------------------------------------------
+void preference_loss(const PreferenceLoss& of, CUstream_st* stream);
 
 /// Columns of a matrix: of each of n rows of `size` elements, the n elements that the ids name; zero for an id outside.
 struct ColumnGather {

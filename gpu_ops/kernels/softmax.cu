@@ -31,16 +31,23 @@ TANDEM_DEVICE SoftmaxSum row_softmax_sum(const float* logits, std::int64_t size,
   return block_softmax_sum(own, room);
 }
 
+/// Scale of the gradients of a row's loss.
+TANDEM_DEVICE float gradient_scale_of(const LogitRows& r, std::int64_t row) {
+  if (r.factors == nullptr) return r.gradient_scale;
+  return r.gradient_scale * r.factors[(r.first_row + row) / r.sequence];
+}
+
 /// Writes the gradients of a row's logits. `target` is the target's index among these columns; any index outside them
 /// otherwise.
 template <class T>
 TANDEM_DEVICE void write_gradients(const LogitRows& r, std::int64_t row, std::int64_t target, const RowScale& scale,
                                    bool aligned) {
   const bool none = r.targets[row] < 0;
+  const float of_target = gradient_scale_of(r, row);
   for_row_spans(r.size, aligned, [&](const Span& span) {
     Floats v = load(r.logits + row * r.stride, span);
     for (int i = 0; i < packet; ++i) {
-      const float own = span.at + i == target ? r.gradient_scale : 0.0F;
+      const float own = span.at + i == target ? of_target : 0.0F;
       v.x[i] = none ? 0.0F : numerics::fma(numerics::exp(v.x[i] - scale.largest), scale.factor, -own);
     }
     store(static_cast<T*>(r.gradient) + row * r.stride, span, v);
@@ -64,7 +71,7 @@ softmax_loss_kernel(LogitRows r, bool aligned) {
           std::log(static_cast<double>(all.sum)) + static_cast<double>(all.largest) - static_cast<double>(at_target);
       r.losses[row] = target < 0 ? 0.0F : static_cast<float>(loss);
     }
-    const RowScale scale{all.largest, target < size ? numerics::div(r.gradient_scale, all.sum) : nan};
+    const RowScale scale{all.largest, target < size ? numerics::div(gradient_scale_of(r, row), all.sum) : nan};
     if (r.scales != nullptr && thread_index() == 0) r.scales[row] = scale;
     if (r.gradient != nullptr) write_gradients<T>(r, row, target, scale, aligned);
   }

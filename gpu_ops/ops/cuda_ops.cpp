@@ -42,6 +42,7 @@ class CudaOps final : public Ops {
   void linear_gelu_backward_input(TensorView dy, TensorView w, TensorView up, TensorView dup,
                                   StreamView stream) override;
   void head_loss(const HeadLoss& head, StreamView stream) override;
+  void preference_loss(const PreferenceLoss& of, StreamView stream) override;
 
   void route(TensorView logits, bool normalized, const Routing& routing, StreamView stream) override;
   void route_backward(TensorView drouting_weights, TensorView logits, bool normalized, const Routing& routing,
@@ -86,6 +87,8 @@ class CudaOps final : public Ops {
                       StreamView stream) override;
   void add(TensorView a, TensorView b, TensorView y, StreamView stream) override;
   void add_scaled(TensorView x, float factor, TensorView residual, TensorView y, StreamView stream) override;
+  void dropout(TensorView x, const Dropout& of, TensorView y, bool accumulate, StreamView stream) override;
+  void decode(const CodedWeight& from, TensorView weight, StreamView stream) override;
 
   void embedding(TensorView tokens, TensorView table, TensorView positions, const TokenRows& rows, TensorView out,
                  StreamView stream) override;
@@ -228,6 +231,11 @@ void CudaOps::head_loss(const HeadLoss& head, StreamView stream) {
   const gpu::HeadRows at_once = gpu::head_loss_rows(shape);
   const std::size_t bytes = gpu::head_loss_scratch(at_once, shape);
   gpu::head_loss(head, at_once, *matmul_, workspace_, scratch(bytes), native_stream(stream));
+}
+
+void CudaOps::preference_loss(const PreferenceLoss& of, StreamView stream) {
+  checks::preference_loss(of);
+  gpu::preference_loss(of, native_stream(stream));
 }
 
 // -- experts -----------------------------------------------------------------------------------------------------
@@ -383,6 +391,16 @@ void CudaOps::add(TensorView a, TensorView b, TensorView y, StreamView stream) {
 void CudaOps::add_scaled(TensorView x, float factor, TensorView residual, TensorView y, StreamView stream) {
   checks::add_scaled(x, residual, y);
   gpu::add_scaled(x, factor, residual, y, native_stream(stream));
+}
+
+void CudaOps::dropout(TensorView x, const Dropout& of, TensorView y, bool accumulate, StreamView stream) {
+  checks::dropout(x, of, y, accumulate);
+  gpu::dropout(x, of, y, accumulate, native_stream(stream));
+}
+
+void CudaOps::decode(const CodedWeight& from, TensorView weight, StreamView stream) {
+  checks::decode(from, weight);
+  gpu::decode(from, weight, native_stream(stream));
 }
 
 // -- embedding ---------------------------------------------------------------------------------------------------

@@ -22,6 +22,8 @@ class Head {
         channels_(head.x.shape[1]),
         vocabulary_(head.weight.shape[0]),
         stride_(logit_stride(vocabulary_)),
+        factors_(head.sequence_factors ? head.sequence_factors.as<float>() : nullptr),
+        sequence_(factors_ == nullptr ? 1 : head.x.shape[0] / head.sequence_factors.shape[0]),
         scales_(shape_.in_slices() ? static_cast<RowScale*>(scratch) : nullptr),
         logits_(reinterpret_cast<float*>(static_cast<std::byte*>(scratch) + row_scales_bytes(shape_))),
         gradients_(behind_logits(at_once.logits, vocabulary_)),
@@ -75,6 +77,9 @@ class Head {
                   .gradient = head_.gradients_at_first() ? gradient : nullptr,
                   .gradient_dtype = dtype_,
                   .gradient_scale = head_.gradient_scale,
+                  .factors = factors_,
+                  .sequence = sequence_,
+                  .first_row = begin,
                   .rows = end - begin,
                   .size = vocabulary_,
                   .stride = stride_,
@@ -148,6 +153,9 @@ class Head {
                          .gradient = gradients + static_cast<std::size_t>(begin * stride) * size_of(dtype_),
                          .gradient_dtype = dtype_,
                          .gradient_scale = head_.gradient_scale,
+                         .factors = factors_,
+                         .sequence = sequence_,
+                         .first_row = begin,
                          .rows = rows,
                          .size = size,
                          .stride = stride,
@@ -166,7 +174,9 @@ class Head {
   CUstream_st* stream_;
   DType dtype_;
   std::int64_t channels_, vocabulary_, stride_;
-  RowScale* scales_;  ///< scales of all rows, where the weight's gradient is written in slices
+  const float* factors_;   ///< factors of the gradients of each sequence's losses, or null
+  std::int64_t sequence_;  ///< rows of a sequence
+  RowScale* scales_;       ///< scales of all rows, where the weight's gradient is written in slices
   float* logits_;
   std::byte* gradients_;
   std::byte* columns_;  ///< behind those of all rows, where these are kept

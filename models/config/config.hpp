@@ -7,6 +7,8 @@
 #include <utility>
 #include <vector>
 
+#include "core/numerics/weight_code.hpp"
+#include "models/config/lora.hpp"
 #include "models/config/rope.hpp"
 
 namespace tandem {
@@ -77,6 +79,10 @@ struct ModelConfig {
   std::int64_t chosen_experts = 0;       ///< K, experts of each token
   bool normalized_weights = false;       ///< weights of a token's experts add up to 1
   ExpertNames expert_names = ExpertNames::mlp;
+  std::optional<LoraConfig> lora{};  ///< adapters of its linear layers
+  /// Format that the linear layers have in its files, as bitsandbytes wrote them: the one that takes them over as they
+  /// are.
+  WeightCode stored_code = WeightCode::none;
   /// Fields that training does not need and other programs may, unchanged: key of config.json ("eos_token_id") and JSON
   /// of its value.
   std::vector<std::pair<std::string, std::string>> passed_on;

@@ -28,6 +28,11 @@ struct Taker {
         micro.cache_rows = carver.take(DType::i32, {shape.batch, shape.sequence});
       }
       micro.losses = carver.take(DType::f32, {tokens});
+      if (shape.preference_beta > 0.0F) {
+        micro.reference = carver.take(DType::f32, {shape.batch});
+        micro.factors = carver.take(DType::f32, {shape.batch});
+        micro.pairs = carver.take(DType::f32, {shape.batch / 2, 3});
+      }
     }
   }
 

@@ -35,9 +35,13 @@ struct MicroBatch {
   TensorView record_end;       ///< (B, T) i32, of a packed shape: one past the last token of each token's record
   TensorView cache_rows;       ///< (B, T) i32, of a cached shape: row of each token's sequence
   TensorView losses;           ///< (N) f32
+  TensorView reference;        ///< (B) f32, of a shape of preferences: log-probabilities under the reference
+  TensorView factors;          ///< (B) f32, likewise: factors of the gradients of each sequence's losses
+  TensorView pairs;            ///< (B / 2, 3) f32, likewise: loss and rewards
   TensorView normed;           ///< (N, C): the head's normalised input, later the gradient that runs backward
   TensorView token_rows;       ///< (N, C) f32 or empty: rows of a tied table's gradient, before the embedding's part
   TensorView head_input;       ///< (N, C) or empty: the head's normalised input, where makes_table_last()
+  std::uint64_t draw = 0;      ///< its number among all that the run trains
 
   RecordsView records() const {
     if (!record_end) return {};

@@ -25,11 +25,12 @@ struct BlockForward {
   Ops& ops;
   StreamView stream;
   const WeightsGuard& weights;
-  std::int64_t layer = 0;              ///< index among the blocks
-  RecordsView records;                 ///< records of the rows of x
-  TensorView x;                        ///< read
-  TensorView y;                        ///< written; empty: only what backward needs is computed
-  const CachedCall* cached = nullptr;  ///< set for a cached shape, whose x may have fewer rows than it; else null
+  std::int64_t layer = 0;               ///< index among the blocks
+  RecordsView records;                  ///< records of the rows of x
+  TensorView x;                         ///< read
+  TensorView y;                         ///< written; empty: only what backward needs is computed
+  const CachedCall* cached = nullptr;   ///< set for a cached shape, whose x may have fewer rows than it; else null
+  const std::uint64_t* draw = nullptr;  ///< number of the micro-batch, in training: dropout draws by it; else null
 
   bool few_rows() const { return cached != nullptr && cached->decodes; }
 };
@@ -43,6 +44,7 @@ struct BlockBackward {
   RecordsView records;     ///< records of the rows of x
   TensorView x;            ///< the input of forward
   TensorView dy;           ///< gradient of the output; becomes the gradient of the input, in place
+  std::uint64_t draw = 0;  ///< as BlockForward has it
 };
 
 class Block {

@@ -2,6 +2,7 @@
 #include <cmath>
 #include <vector>
 
+#include "models/transformer/adapters.hpp"
 #include "models/transformer/block.hpp"
 
 namespace tandem {
@@ -20,6 +21,7 @@ struct Gpt2Buffers {
   TensorView up;                          ///< (N, F); c_fc's output
   TensorView act;                         ///< * (N, F); backward: its gradient and up's
   TensorView dqkv;                        ///< (N, 3C), over up and, where it is not shared, act
+  AdapterBuffers adapters;
 };
 
 class Gpt2Block final : public Block {
@@ -36,7 +38,8 @@ class Gpt2Block final : public Block {
                    .heads = config.heads,
                    .kv_heads = config.heads,
                    .head_dim = config.head_dim,
-                   .scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(config.head_dim)))} {}
+                   .scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(config.head_dim)))},
+        adapters_(config, shape) {}
 
   void take_shared(Carver& carver) override;
   void take_buffers(Carver& carver) override;
@@ -50,6 +53,8 @@ class Gpt2Block final : public Block {
   void take_mlp(Carver& carver, Gpt2Buffers& b) const;
   void normalize_input(const BlockForward& call, const Gpt2Buffers& b) const;
   void normalize_middle(const BlockForward& call, const Gpt2Buffers& b) const;
+  void activate(const BlockForward& call, const Gpt2Buffers& b) const;
+  void activation_backward(const BlockBackward& call, const Gpt2Buffers& b, TensorView dup) const;
   void mlp_backward(const BlockBackward& call, const Gpt2Buffers& b) const;
   void attention_backward(const BlockBackward& call, const Gpt2Buffers& b) const;
 
@@ -64,7 +69,7 @@ class Gpt2Block final : public Block {
   /// View as (B, T, C).
   TensorView by_sequence(TensorView x) const { return x.reshaped({shape_.batch, x.shape[0] / shape_.batch, width_}); }
   /// Buffers of forward for the first `n` tokens.
-  static Gpt2Buffers first_tokens(Gpt2Buffers b, std::int64_t n);
+  Gpt2Buffers first_tokens(Gpt2Buffers b, std::int64_t n) const;
 
   template <class Call>
   AttentionShape attention(const Call& call) const {
@@ -81,11 +86,13 @@ class Gpt2Block final : public Block {
   std::int64_t ffn_;
   float eps_;
   AttentionShape attention_;
+  Adapters adapters_;
   Gpt2Buffers shared_;  ///< buffers with a star, in a selective shape
   std::vector<Gpt2Buffers> slots_;
 };
 
 void Gpt2Block::take_shared(Carver& carver) {
+  adapters_.take_shared(carver, shared_.adapters);
   if (!shape_.selective) return;
   shared_.ln1 = activation(carver, width_);
   shared_.ln2 = activation(carver, width_);
@@ -120,6 +127,7 @@ void Gpt2Block::take_mlp(Carver& carver, Gpt2Buffers& b) const {
 void Gpt2Block::take_buffers(Carver& carver) {
   Gpt2Buffers b = shared_;
   take_statistics(carver, b);
+  adapters_.take(carver, b.adapters);
   b.x1 = activation(carver, width_);
   const auto attention = [&] { take_attention(carver, b); };
   const auto mlp = [&] { take_mlp(carver, b); };
@@ -142,11 +150,12 @@ void Gpt2Block::normalize_middle(const BlockForward& call, const Gpt2Buffers& b)
   call.ops.layer_norm(b.x1, w["ln_2.weight"], w["ln_2.bias"], b.ln2, b.mean2, b.rstd2, eps_, call.stream);
 }
 
-Gpt2Buffers Gpt2Block::first_tokens(Gpt2Buffers b, std::int64_t n) {
+Gpt2Buffers Gpt2Block::first_tokens(Gpt2Buffers b, std::int64_t n) const {
   for (TensorView* rows :
        {&b.mean1, &b.rstd1, &b.mean2, &b.rstd2, &b.ln1, &b.qkv, &b.att, &b.x1, &b.ln2, &b.up, &b.act}) {
     *rows = first_rows(*rows, n);
   }
+  b.adapters = adapters_.first_tokens(b.adapters, n);
   return b;
 }
 
@@ -155,12 +164,23 @@ void Gpt2Block::forward(const BlockForward& call, std::size_t slot) {
   const WeightsGuard& w = call.weights;
   normalize_input(call, b);
   linear(call, b.ln1, w["attn.c_attn.weight"], w["attn.c_attn.bias"], b.qkv);
+  adapters_.forward(call, "attn.c_attn", b.ln1, b.qkv, b.adapters);
   attend(call, {third(b.qkv, 0), third(b.qkv, 1), third(b.qkv, 2)}, by_sequence(b.att), b.lse, attention(call));
   linear_add(call, b.att, w["attn.c_proj.weight"], w["attn.c_proj.bias"], call.x, b.x1);
+  adapters_.forward(call, "attn.c_proj", b.att, b.x1, b.adapters);
   normalize_middle(call, b);
-  linear_gelu(call, b.ln2, w["mlp.c_fc.weight"], w["mlp.c_fc.bias"], b.up, b.act);
-  if (!call.y) return;
-  linear_add(call, b.act, w["mlp.c_proj.weight"], w["mlp.c_proj.bias"], b.x1, call.y);
+  activate(call, b);
+  if (call.y) linear_add(call, b.act, w["mlp.c_proj.weight"], w["mlp.c_proj.bias"], b.x1, call.y);
+  adapters_.forward(call, "mlp.c_proj", b.act, call.y, b.adapters);
+}
+
+/// The MLP up to its activation. What an adapter adds comes before GELU, which is then an operation of its own.
+void Gpt2Block::activate(const BlockForward& call, const Gpt2Buffers& b) const {
+  const TensorView weight = call.weights["mlp.c_fc.weight"], bias = call.weights["mlp.c_fc.bias"];
+  if (!adapters_.has(call.layer, "mlp.c_fc")) return linear_gelu(call, b.ln2, weight, bias, b.up, b.act);
+  linear(call, b.ln2, weight, bias, b.up);
+  adapters_.forward(call, "mlp.c_fc", b.ln2, b.up, b.adapters);
+  call.ops.gelu(b.up, b.act, call.stream);
 }
 
 void Gpt2Block::complete(const BlockForward& call, std::size_t slot) {
@@ -176,30 +196,48 @@ void Gpt2Block::backward(const BlockBackward& call, std::size_t slot) {
   attention_backward(call, b);
 }
 
+/// Computes the gradient of `up` from `dy`, that of the MLP's result.
+void Gpt2Block::activation_backward(const BlockBackward& call, const Gpt2Buffers& b, TensorView dup) const {
+  const TensorView weight = call.weights["mlp.c_proj.weight"];
+  if (!adapters_.has(call.layer, "mlp.c_proj")) {
+    return call.ops.linear_gelu_backward_input(call.dy, weight, b.up, dup, call.stream);
+  }
+  call.ops.linear_backward_input(call.dy, weight, dup, false, call.stream);
+  adapters_.input_gradient(call, "mlp.c_proj", dup, b.adapters);
+  call.ops.gelu_backward(dup, b.up, dup, call.stream);
+}
+
 /// `dy` becomes the gradient of x1.
 void Gpt2Block::mlp_backward(const BlockBackward& call, const Gpt2Buffers& b) const {
-  const auto& [ops, s, w, g, layer, records, x, dy] = call;
+  const auto& [ops, s, w, g, layer, records, x, dy, draw] = call;
   add_linear_gradients(call, dy, b.act, g["mlp.c_proj.weight"], g["mlp.c_proj.bias"]);
+  adapters_.parameter_gradients(call, "mlp.c_proj", dy, b.act, b.adapters);
   const TensorView dup = b.act;
-  ops.linear_gelu_backward_input(dy, w["mlp.c_proj.weight"], b.up, dup, s);
+  activation_backward(call, b, dup);
   add_linear_gradients(call, dup, b.ln2, g["mlp.c_fc.weight"], g["mlp.c_fc.bias"]);
+  adapters_.parameter_gradients(call, "mlp.c_fc", dup, b.ln2, b.adapters);
   const TensorView dln2 = b.ln2;
   ops.linear_backward_input(dup, w["mlp.c_fc.weight"], dln2, false, s);
+  adapters_.input_gradient(call, "mlp.c_fc", dln2, b.adapters);
   ops.layer_norm_backward(dln2, b.x1, w["ln_2.weight"], b.mean2, b.rstd2, dy, true, g["ln_2.weight"], g["ln_2.bias"],
                           s);
 }
 
 /// `dy`, the gradient of x1, becomes the gradient of x.
 void Gpt2Block::attention_backward(const BlockBackward& call, const Gpt2Buffers& b) const {
-  const auto& [ops, s, w, g, layer, records, x, dy] = call;
+  const auto& [ops, s, w, g, layer, records, x, dy, draw] = call;
   add_linear_gradients(call, dy, b.att, g["attn.c_proj.weight"], g["attn.c_proj.bias"]);
+  adapters_.parameter_gradients(call, "attn.c_proj", dy, b.att, b.adapters);
   const TensorView datt = b.ln2;
   ops.linear_backward_input(dy, w["attn.c_proj.weight"], datt, false, s);
+  adapters_.input_gradient(call, "attn.c_proj", datt, b.adapters);
   ops.attention_backward(by_sequence(datt), third(b.qkv, 0), third(b.qkv, 1), third(b.qkv, 2), by_sequence(b.att),
                          b.lse, third(b.dqkv, 0), third(b.dqkv, 1), third(b.dqkv, 2), attention(call), s);
   add_linear_gradients(call, b.dqkv, b.ln1, g["attn.c_attn.weight"], g["attn.c_attn.bias"]);
+  adapters_.parameter_gradients(call, "attn.c_attn", b.dqkv, b.ln1, b.adapters);
   const TensorView dln1 = b.ln1;
   ops.linear_backward_input(b.dqkv, w["attn.c_attn.weight"], dln1, false, s);
+  adapters_.input_gradient(call, "attn.c_attn", dln1, b.adapters);
   ops.layer_norm_backward(dln1, x, w["ln_1.weight"], b.mean1, b.rstd1, dy, true, g["ln_1.weight"], g["ln_1.bias"], s);
 }
 

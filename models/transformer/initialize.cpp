@@ -6,17 +6,12 @@
 #include "core/host/parallel.hpp"
 #include "core/host/vectorised.hpp"
 #include "core/numerics/normal.hpp"
+#include "core/numerics/random.hpp"
+#include "models/transformer/name_stream.hpp"
 #include "models/transformer/transformer.hpp"
 
 namespace tandem {
 namespace {
-
-/// FNV-1a: which random stream a parameter draws from depends on its name alone.
-std::uint64_t stream_of(std::string_view name) {
-  std::uint64_t hash = 0xcbf29ce484222325u;
-  for (const char c : name) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3u;
-  return hash;
-}
 
 /// Calls body(begin, end) for parts of [0, count): a core makes some hundred million values a second, of which a model
 /// has billions.
@@ -59,6 +54,16 @@ void fill_normal(std::uint64_t first, std::span<float> values, double deviation,
   }
 }
 
+/// Uniform in (-bound, bound]: element i from word i mod 4 of block i / 4.
+void fill_uniform(std::uint64_t first, std::span<float> values, double bound, std::uint64_t seed,
+                  std::uint64_t stream) {
+  for (std::uint64_t i = first; i < first + values.size(); ++i) {
+    const numerics::Philox128 bits = numerics::philox_block(seed, stream, i / 4);
+    const double uniform = (static_cast<double>(bits.word[i % 4]) + 1.0) * 0x1p-32;
+    values[i - first] = static_cast<float>(bound * (2.0 * uniform - 1.0));
+  }
+}
+
 bool is_norm_weight(std::string_view name) {
   return name == "ln_1.weight" || name == "ln_2.weight" || name.ends_with("norm.weight");
 }
@@ -80,10 +85,16 @@ void initialize_parameter(const ModelConfig& config, const Parameter& parameter,
     std::ranges::fill(values, static_cast<float>(1.0 - config.norm_offset));
   } else if (parameter.name.ends_with("bias")) {
     std::ranges::fill(values, 0.0F);
+  } else if (parameter.name.ends_with(lora_b)) {
+    std::ranges::fill(values, 0.0F);
+  } else if (parameter.name.ends_with(lora_a)) {
+    // Kaiming-uniform with a = sqrt(5), as PEFT has it: the bound is one over the root of the inputs.
+    const double bound = 1.0 / std::sqrt(static_cast<double>(parameter.shape[parameter.shape.rank() - 1]));
+    fill_uniform(static_cast<std::uint64_t>(first), values, bound, seed, name_stream(parameter.full_name));
   } else {
     const double residual = 1.0 / std::sqrt(2.0 * static_cast<double>(config.layers));
     const double scale = is_residual_projection(parameter.name) ? residual : 1.0;
-    const std::uint64_t stream = stream_of(parameter.full_name);
+    const std::uint64_t stream = name_stream(parameter.full_name);
     in_parts(values.size(), threads, [&](std::uint64_t begin, std::uint64_t end) {
       fill_normal(static_cast<std::uint64_t>(first) + begin, values.subspan(begin, end - begin),
                   scale * config.initializer_range, seed, stream);

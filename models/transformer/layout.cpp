@@ -70,6 +70,19 @@ void add_llama_block(ParameterLayout::LayerBuilder layer, const ModelConfig& c, 
   if (c.norm_after) layer.add("post_feedforward_layernorm.weight", {c.width}, vector_options);
 }
 
+void add_adapters(ParameterLayout::LayerBuilder layer, const ModelConfig& c, std::int64_t block,
+                  ParameterOptions product) {
+  if (!c.lora) return;
+  const auto shape = [](const LinearLayer& of, std::int64_t rows, std::int64_t columns) {
+    return of.experts > 0 ? Shape{of.experts, rows, columns} : Shape{rows, columns};
+  };
+  for (const LinearLayer& of : linear_layers(c)) {
+    if (!c.lora->adapts(block, of.module)) continue;
+    layer.add(of.module + std::string(lora_a), shape(of, c.lora->rank, of.inputs), product)
+        .add(of.module + std::string(lora_b), shape(of, c.lora->rank, of.outputs), product);
+  }
+}
+
 /// Tokens of which the gradients of all logits take no more than a gradient of their weight in bf16 saves: of a
 /// vocabulary of V a buffer in bf16 takes 2 V C bytes less, and the gradients of N rows of logits in bf16 2 N V.
 std::int64_t few_tokens(const ModelConfig& config, const RunShape& shape) {
@@ -133,6 +146,14 @@ HfTensor expert_tensor(const ModelConfig& c, const Parameter& p, std::int64_t in
   return {fmt::format("{}.{}", mixtral ? "block_sparse_moe" : "mlp", part)};
 }
 
+/// Tensor of a matrix of an adapter, as PEFT names it. B lies transposed here.
+HfTensor adapter_tensor(const ModelConfig& c, const Parameter& p) {
+  const bool is_b = p.name.ends_with(lora_b);
+  const std::string_view module = std::string_view(p.name).substr(0, p.name.size() - (is_b ? lora_b : lora_a).size());
+  const char* const blocks = c.family == Family::gpt2 ? "transformer.h" : "model.layers";
+  return {fmt::format("base_model.model.{}.{}.{}{}", blocks, p.layer - 1, module, is_b ? lora_b : lora_a), is_b};
+}
+
 HfTensor tensor_in_block(const ModelConfig& c, const Parameter& p, std::int64_t index) {
   if (c.experts > 0 && p.name.starts_with("mlp.")) return expert_tensor(c, p, index);
   return c.fused_tensors ? fused_tensor(c, p) : HfTensor{.name = p.name};
@@ -152,6 +173,24 @@ HfTensor llama_tensor(const ModelConfig& c, const Parameter& p, std::int64_t ind
 
 }  // namespace
 
+std::vector<LinearLayer> linear_layers(const ModelConfig& c) {
+  const std::int64_t query = c.heads * c.head_dim, key = c.kv_heads * c.head_dim;
+  if (c.family == Family::gpt2) {
+    return {{"attn.c_attn", 3 * c.width, c.width},
+            {"attn.c_proj", c.width, c.width},
+            {"mlp.c_fc", c.ffn, c.width},
+            {"mlp.c_proj", c.width, c.ffn}};
+  }
+  const std::string mlp = c.experts > 0 ? "mlp.experts." : "mlp.";
+  return {{"self_attn.q_proj", query, c.width},
+          {"self_attn.k_proj", key, c.width},
+          {"self_attn.v_proj", key, c.width},
+          {"self_attn.o_proj", c.width, query},
+          {mlp + "gate_proj", c.ffn, c.width, c.experts},
+          {mlp + "up_proj", c.ffn, c.width, c.experts},
+          {mlp + "down_proj", c.width, c.ffn, c.experts}};
+}
+
 ParameterLayout layout_of(const ModelConfig& config, DType products, DType ends) {
   config.validate();
   const ParameterOptions table{.gradient = ends};
@@ -161,7 +200,9 @@ ParameterLayout layout_of(const ModelConfig& config, DType products, DType ends)
   embedding.add("tokens", {config.vocabulary, config.width}, table);
   if (gpt2) embedding.add("positions", {config.positions, config.width});
   for (std::int64_t i = 0; i < config.layers; ++i) {
-    (gpt2 ? add_gpt2_block : add_llama_block)(layout.add_layer(block_name(i)), config, {.gradient = products});
+    const auto block = layout.add_layer(block_name(i));
+    (gpt2 ? add_gpt2_block : add_llama_block)(block, config, {.gradient = products});
+    add_adapters(block, config, i, {.gradient = products});
   }
   auto head = layout.add_layer("head");
   head.add("norm.weight", {config.width}, vector_options);
@@ -191,6 +232,10 @@ bool makes_table_last(const ModelConfig& config, const RunShape& shape) noexcept
   return config.tied_head && shape.training && shape.micro_batches > 1;
 }
 
+bool is_adapter(const Parameter& parameter) noexcept {
+  return parameter.name.ends_with(lora_a) || parameter.name.ends_with(lora_b);
+}
+
 std::int64_t hf_tensor_count(const Parameter& parameter) noexcept {
   return parameter.shape.rank() == 3 ? parameter.shape[0] : 1;
 }
@@ -199,8 +244,9 @@ HfTensor hf_tensor_of(const ModelConfig& config, const Parameter& parameter, std
   if (parameter.layer < 0 || parameter.layer > config.layers + 1) {
     throw MisuseError("parameter of another model", parameter.full_name);
   }
-  HfTensor tensor =
-      config.family == Family::gpt2 ? gpt2_tensor(config, parameter) : llama_tensor(config, parameter, index);
+  HfTensor tensor = is_adapter(parameter)           ? adapter_tensor(config, parameter)
+                    : config.family == Family::gpt2 ? gpt2_tensor(config, parameter)
+                                                    : llama_tensor(config, parameter, index);
   if (tensor.rows == 0) tensor.rows = parameter.shape[parameter.shape.rank() == 3 ? 1 : 0];
   return tensor;
 }

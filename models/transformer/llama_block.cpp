@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "models/config/rope.hpp"
+#include "models/transformer/adapters.hpp"
 #include "models/transformer/block.hpp"
 #include "models/transformer/mlp.hpp"
 
@@ -32,6 +33,7 @@ struct LlamaBuffers {
   TensorView dbranch;               ///< (N, C), of all blocks: gradient of o or down, where a norm or a factor follows
   MlpBuffers mlp;
   TensorView datt, dq, dk, dv;  ///< sizes of att, q, k, v; in memory that `mlp` does not share
+  AdapterBuffers adapters;
 };
 
 class LlamaBlock final : public Block {
@@ -52,7 +54,8 @@ class LlamaBlock final : public Block {
                    .head_dim = config.head_dim,
                    .scale = static_cast<float>(
                        config.attention_scale.value_or(1.0 / std::sqrt(static_cast<double>(config.head_dim))))},
-        mlp_(make_mlp(config, shape)),
+        adapters_(config, shape),
+        mlp_(make_mlp(config, shape, adapters_)),
         has_table_(any_layer([](const AttentionKind& kind) { return kind.rotated; })),
         has_window_table_(!config.scales_all && any_layer([](const AttentionKind& kind) { return kind.windowed; })) {}
 
@@ -145,6 +148,7 @@ class LlamaBlock final : public Block {
   std::int64_t key_;
   float eps_, offset_;
   AttentionShape attention_;
+  Adapters adapters_;
   std::unique_ptr<Mlp> mlp_;
   bool has_table_, has_window_table_;
   TensorView table_;         ///< (positions, R/2, 2) f32, R of D elements of a head are rotated
@@ -165,6 +169,7 @@ void LlamaBlock::take_middle(Carver& carver, LlamaBuffers& b) const {
 
 void LlamaBlock::take_shared(Carver& carver) {
   mlp_->take_shared(carver, shared_.mlp);
+  adapters_.take_shared(carver, shared_.adapters);
   if (shape_.training && (config_.norm_after || scaled())) shared_.dbranch = activation(carver, config_.width);
   if (!shape_.selective) return;
   if (config_.norm_before) shared_.norm1 = activation(carver, config_.width);
@@ -221,6 +226,7 @@ void LlamaBlock::take_mlp(Carver& carver, LlamaBuffers& b) const {
 void LlamaBlock::take_buffers(Carver& carver) {
   LlamaBuffers b = shared_;
   take_statistics(carver, b);
+  adapters_.take(carver, b.adapters);
   b.x1 = activation(carver, config_.width);
   const auto attention = [&] { take_attention(carver, b); };
   const auto mlp = [&] { take_mlp(carver, b); };
@@ -271,12 +277,13 @@ void LlamaBlock::normalize_input(const BlockForward& call, const LlamaBuffers& b
 void LlamaBlock::project(const BlockForward& call, const LlamaBuffers& b) const {
   const WeightsGuard& w = call.weights;
   const TensorView x = attention_input(call.x, b);
-  const auto product = [&](const char* weight, const char* bias_name, TensorView y) {
+  const auto product = [&](const char* module, const char* weight, const char* bias_name, TensorView y) {
     linear(call, x, w[weight], bias_of(config_.qkv_bias, w, bias_name), y);
+    adapters_.forward(call, module, x, y, b.adapters);
   };
-  product("self_attn.q_proj.weight", "self_attn.q_proj.bias", b.q);
-  product("self_attn.k_proj.weight", "self_attn.k_proj.bias", b.k);
-  product("self_attn.v_proj.weight", "self_attn.v_proj.bias", b.v);
+  product("self_attn.q_proj", "self_attn.q_proj.weight", "self_attn.q_proj.bias", b.q);
+  product("self_attn.k_proj", "self_attn.k_proj.weight", "self_attn.k_proj.bias", b.k);
+  product("self_attn.v_proj", "self_attn.v_proj.weight", "self_attn.v_proj.bias", b.v);
   if (qk_norm()) {
     normalize_heads(call, b);
   } else {
@@ -300,12 +307,18 @@ void LlamaBlock::add_attention(const BlockForward& call, const LlamaBuffers& b) 
   const WeightsGuard& w = call.weights;
   const TensorView weight = w["self_attn.o_proj.weight"];
   const TensorView o_bias = bias_of(config_.output_bias, w, "self_attn.o_proj.bias");
+  const auto adapt = [&](TensorView y) { adapters_.forward(call, "self_attn.o_proj", b.att, y, b.adapters); };
   if (scaled()) {
     linear(call, b.att, weight, o_bias, b.x1);
+    adapt(b.x1);
     return call.ops.add_scaled(b.x1, factor(), call.x, b.x1, call.stream);
   }
-  if (!config_.norm_after) return linear_add(call, b.att, weight, o_bias, call.x, b.x1);
+  if (!config_.norm_after) {
+    linear_add(call, b.att, weight, o_bias, call.x, b.x1);
+    return adapt(b.x1);
+  }
   linear(call, b.att, weight, o_bias, b.o);
+  adapt(b.o);
   call.ops.rms_norm(b.o, norm_weight(w, "post_attention_layernorm.weight"), b.x1, b.rstd_o, eps_, call.stream);
   call.ops.add(call.x, b.x1, b.x1, call.stream);
 }
@@ -318,11 +331,11 @@ void LlamaBlock::normalize_middle(const BlockForward& call, const LlamaBuffers& 
 /// y, of the activation. A norm after the MLP needs what that made in backward too.
 void LlamaBlock::add_mlp(const BlockForward& call, const LlamaBuffers& b) const {
   if (!config_.norm_after) {
-    if (call.y) mlp_->finish(call, b.mlp, scaled() ? TensorView{} : b.x1, call.y);
+    mlp_->finish(call, b.mlp, b.adapters, scaled() ? TensorView{} : b.x1, call.y);
     if (call.y && scaled()) call.ops.add_scaled(call.y, factor(), b.x1, call.y, call.stream);
     return;
   }
-  mlp_->finish(call, b.mlp, {}, b.down);
+  mlp_->finish(call, b.mlp, b.adapters, {}, b.down);
   const TensorView normalized = call.y ? call.y : b.dbranch;
   call.ops.rms_norm(b.down, norm_weight(call.weights, "post_feedforward_layernorm.weight"), normalized, b.rstd_down,
                     eps_, call.stream);
@@ -337,6 +350,7 @@ LlamaBuffers LlamaBlock::first_tokens(LlamaBuffers b, std::int64_t n) const {
   b.rstd_q = first_rows(b.rstd_q, norm_count(n, config_.heads));
   b.rstd_k = first_rows(b.rstd_k, norm_count(n, config_.kv_heads));
   b.mlp = mlp_->first_tokens(b.mlp, n);
+  b.adapters = adapters_.first_tokens(b.adapters, n);
   return b;
 }
 
@@ -347,7 +361,7 @@ void LlamaBlock::forward(const BlockForward& call, std::size_t slot) {
   attend(call, {heads(b.q_rotated), heads(b.k_rotated), heads(b.v)}, by_sequence(b.att), b.lse, attention(call));
   add_attention(call, b);
   normalize_middle(call, b);
-  mlp_->forward(call, mlp_input(b), b.mlp);
+  mlp_->forward(call, mlp_input(b), b.mlp, b.adapters);
   add_mlp(call, b);
 }
 
@@ -382,28 +396,30 @@ TensorView LlamaBlock::branch_backward(const BlockBackward& call, std::string_vi
 
 /// `dy` becomes the gradient of x1.
 void LlamaBlock::mlp_backward(const BlockBackward& call, const LlamaBuffers& b) const {
-  const auto& [ops, s, w, g, layer, records, x, dy] = call;
+  const auto& [ops, s, w, g, layer, records, x, dy, draw] = call;
   const TensorView ddown = branch_backward(call, "post_feedforward_layernorm.weight", b.down, b.rstd_down, b);
   const TensorView dinput = mlp_input_gradient(dy, b);
-  mlp_->backward(call, ddown, mlp_input(b), b.mlp, dinput, !config_.norm_before);
+  mlp_->backward(call, ddown, mlp_input(b), b.mlp, b.adapters, dinput, !config_.norm_before);
   if (!config_.norm_before) return;
   ops.rms_norm_backward(dinput, b.x1, norm_weight(w, middle_norm()), b.rstd2, dy, true, g[middle_norm()], s);
 }
 
 /// Computes the gradients of q, k (before rotation) and v from that of x1.
 void LlamaBlock::attention_backward(const BlockBackward& call, const LlamaBuffers& b) const {
-  const auto& [ops, s, w, g, layer, records, x, dy] = call;
+  const auto& [ops, s, w, g, layer, records, x, dy, draw] = call;
   const TensorView d_o = branch_backward(call, "post_attention_layernorm.weight", b.o, b.rstd_o, b);
   add_linear_gradients(call, d_o, b.att, g["self_attn.o_proj.weight"],
                        bias_of(config_.output_bias, g, "self_attn.o_proj.bias"));
+  adapters_.parameter_gradients(call, "self_attn.o_proj", d_o, b.att, b.adapters);
   ops.linear_backward_input(d_o, w["self_attn.o_proj.weight"], b.datt, false, s);
+  adapters_.input_gradient(call, "self_attn.o_proj", b.datt, b.adapters);
   ops.attention_backward(by_sequence(b.datt), heads(b.q_rotated), heads(b.k_rotated), heads(b.v), by_sequence(b.att),
                          b.lse, heads(b.dq), heads(b.dk), heads(b.dv), attention(call), s);
   rotate(call, b.dq, b.dk, true);
 }
 
 void LlamaBlock::qk_norm_backward(const BlockBackward& call, const LlamaBuffers& b) const {
-  const auto& [ops, s, w, g, layer, records, x, dy] = call;
+  const auto& [ops, s, w, g, layer, records, x, dy, draw] = call;
   const TensorView dq = norm_rows(b.dq);
   const TensorView dk = norm_rows(b.dk);
   ops.rms_norm_backward(dq, norm_rows(b.q), norm_weight(w, "self_attn.q_norm.weight"), b.rstd_q, dq, false,
@@ -414,15 +430,21 @@ void LlamaBlock::qk_norm_backward(const BlockBackward& call, const LlamaBuffers&
 
 /// `dy`, the gradient of x1, becomes the gradient of x.
 void LlamaBlock::project_backward(const BlockBackward& call, const LlamaBuffers& b) const {
-  const auto& [ops, s, w, g, layer, records, x, dy] = call;
+  const auto& [ops, s, w, g, layer, records, x, dy, draw] = call;
   const TensorView input = attention_input(x, b), dinput = attention_input_gradient(dy, b);
-  const bool biased = config_.qkv_bias;
-  add_linear_gradients(call, b.dq, input, g["self_attn.q_proj.weight"], bias_of(biased, g, "self_attn.q_proj.bias"));
-  add_linear_gradients(call, b.dk, input, g["self_attn.k_proj.weight"], bias_of(biased, g, "self_attn.k_proj.bias"));
-  add_linear_gradients(call, b.dv, input, g["self_attn.v_proj.weight"], bias_of(biased, g, "self_attn.v_proj.bias"));
+  const auto parameters = [&](const char* module, const char* weight, const char* bias_name, TensorView dy_of) {
+    add_linear_gradients(call, dy_of, input, g[weight], bias_of(config_.qkv_bias, g, bias_name));
+    adapters_.parameter_gradients(call, module, dy_of, input, b.adapters);
+  };
+  parameters("self_attn.q_proj", "self_attn.q_proj.weight", "self_attn.q_proj.bias", b.dq);
+  parameters("self_attn.k_proj", "self_attn.k_proj.weight", "self_attn.k_proj.bias", b.dk);
+  parameters("self_attn.v_proj", "self_attn.v_proj.weight", "self_attn.v_proj.bias", b.dv);
   ops.linear_backward_input(b.dq, w["self_attn.q_proj.weight"], dinput, !config_.norm_before, s);
   ops.linear_backward_input(b.dk, w["self_attn.k_proj.weight"], dinput, true, s);
   ops.linear_backward_input(b.dv, w["self_attn.v_proj.weight"], dinput, true, s);
+  for (const char* module : {"self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"}) {
+    adapters_.input_gradient(call, module, dinput, b.adapters);
+  }
   if (!config_.norm_before) return;
   ops.rms_norm_backward(dinput, x, norm_weight(w, "input_layernorm.weight"), b.rstd1, dy, true,
                         g["input_layernorm.weight"], s);

@@ -5,8 +5,9 @@ namespace {
 
 class DenseMlp final : public Mlp {
  public:
-  DenseMlp(const ModelConfig& config, const RunShape& shape)
-      : tokens_(shape.batch * shape.sequence),
+  DenseMlp(const ModelConfig& config, const RunShape& shape, const Adapters& adapters)
+      : adapters_(adapters),
+        tokens_(shape.batch * shape.sequence),
         ffn_(config.ffn),
         compute_(shape.compute),
         gelu_(config.gate == Gate::gelu),
@@ -25,42 +26,49 @@ class DenseMlp final : public Mlp {
     for (TensorView* rows : {&b.gate, &b.up, &b.act}) *rows = first_rows(*rows, n);
     return b;
   }
-  void forward(const BlockForward& call, TensorView x, const MlpBuffers& b) const override {
+  void forward(const BlockForward& call, TensorView x, const MlpBuffers& b, const AdapterBuffers& a) const override {
     const WeightsGuard& w = call.weights;
     linear(call, x, w["mlp.gate_proj.weight"], bias_of(biased_, w, "mlp.gate_proj.bias"), b.gate);
+    adapters_.forward(call, "mlp.gate_proj", x, b.gate, a);
     linear(call, x, w["mlp.up_proj.weight"], bias_of(biased_, w, "mlp.up_proj.bias"), b.up);
+    adapters_.forward(call, "mlp.up_proj", x, b.up, a);
     activate(call, b);
   }
   void activate(const BlockForward& call, const MlpBuffers& b) const override {
     if (gelu_) return call.ops.geglu(b.gate, b.up, b.act, call.stream);
     call.ops.swiglu(b.gate, b.up, b.act, call.stream);
   }
-  void finish(const BlockForward& call, const MlpBuffers& b, TensorView residual, TensorView y) const override {
+  void finish(const BlockForward& call, const MlpBuffers& b, const AdapterBuffers& a, TensorView residual,
+              TensorView y) const override {
     const TensorView weight = call.weights["mlp.down_proj.weight"];
     const TensorView down_bias = bias_of(biased_, call.weights, "mlp.down_proj.bias");
-    if (residual) return linear_add(call, b.act, weight, down_bias, residual, y);
-    linear(call, b.act, weight, down_bias, y);
+    if (y && residual) linear_add(call, b.act, weight, down_bias, residual, y);
+    if (y && !residual) linear(call, b.act, weight, down_bias, y);
+    adapters_.forward(call, "mlp.down_proj", b.act, y, a);
   }
-  void backward(const BlockBackward& call, TensorView dy, TensorView x, const MlpBuffers& b, TensorView dx,
-                bool accumulate) const override;
+  void backward(const BlockBackward& call, TensorView dy, TensorView x, const MlpBuffers& b, const AdapterBuffers& a,
+                TensorView dx, bool accumulate) const override;
 
  private:
   TensorView activation(Carver& carver) const { return carver.take(compute_, {tokens_, ffn_}); }
 
+  const Adapters& adapters_;
   std::int64_t tokens_, ffn_;
   DType compute_;
   bool gelu_, selective_, biased_;
 };
 
-void DenseMlp::backward(const BlockBackward& call, TensorView dy, TensorView x, const MlpBuffers& b, TensorView dx,
-                        bool accumulate) const {
+void DenseMlp::backward(const BlockBackward& call, TensorView dy, TensorView x, const MlpBuffers& b,
+                        const AdapterBuffers& a, TensorView dx, bool accumulate) const {
   Ops& ops = call.ops;
   const StreamView s = call.stream;
   const WeightsGuard& w = call.weights;
   const GradientsGuard& g = call.gradients;
   add_linear_gradients(call, dy, b.act, g["mlp.down_proj.weight"], bias_of(biased_, g, "mlp.down_proj.bias"));
+  adapters_.parameter_gradients(call, "mlp.down_proj", dy, b.act, a);
   const TensorView dact = b.act, dgate = b.gate, dup = b.up;
   ops.linear_backward_input(dy, w["mlp.down_proj.weight"], dact, false, s);
+  adapters_.input_gradient(call, "mlp.down_proj", dact, a);
   if (gelu_) {
     ops.geglu_backward(dact, b.gate, b.up, dgate, dup, s);
   } else {
@@ -68,8 +76,12 @@ void DenseMlp::backward(const BlockBackward& call, TensorView dy, TensorView x, 
   }
   add_linear_gradients(call, dgate, x, g["mlp.gate_proj.weight"], bias_of(biased_, g, "mlp.gate_proj.bias"));
   add_linear_gradients(call, dup, x, g["mlp.up_proj.weight"], bias_of(biased_, g, "mlp.up_proj.bias"));
+  adapters_.parameter_gradients(call, "mlp.gate_proj", dgate, x, a);
+  adapters_.parameter_gradients(call, "mlp.up_proj", dup, x, a);
   ops.linear_backward_input(dgate, w["mlp.gate_proj.weight"], dx, accumulate, s);
   ops.linear_backward_input(dup, w["mlp.up_proj.weight"], dx, true, s);
+  adapters_.input_gradient(call, "mlp.gate_proj", dx, a);
+  adapters_.input_gradient(call, "mlp.up_proj", dx, a);
 }
 
 /// Shazeer et al., arXiv 1701.06538, with the router of Mixtral (arXiv 2401.04088) and OLMoE (arXiv 2409.02060): the
@@ -77,8 +89,9 @@ void DenseMlp::backward(const BlockBackward& call, TensorView dy, TensorView x, 
 /// what down makes of it, which so need not be kept for the share's gradient.
 class ExpertMlp final : public Mlp {
  public:
-  ExpertMlp(const ModelConfig& config, const RunShape& shape)
-      : tokens_(shape.batch * shape.sequence),
+  ExpertMlp(const ModelConfig& config, const RunShape& shape, const Adapters& adapters)
+      : adapters_(adapters),
+        tokens_(shape.batch * shape.sequence),
         rows_(tokens_ * config.chosen_experts),
         width_(config.width),
         ffn_(config.ffn),
@@ -113,26 +126,30 @@ class ExpertMlp final : public Mlp {
     for (TensorView* rows : {&b.gate, &b.up, &b.act, &b.rows, &r.slots}) *rows = first_rows(*rows, n * choices_);
     return b;
   }
-  void forward(const BlockForward& call, TensorView x, const MlpBuffers& b) const override;
+  void forward(const BlockForward& call, TensorView x, const MlpBuffers& b, const AdapterBuffers& a) const override;
   void activate(const BlockForward& call, const MlpBuffers& b) const override {
     call.ops.expert_swiglu(b.gate, b.up, b.routing, b.act, call.stream);
   }
-  void finish(const BlockForward& call, const MlpBuffers& b, TensorView residual, TensorView y) const override {
-    call.ops.expert_linear({b.act}, call.weights["mlp.experts.down_proj.weight"], b.routing, b.rows, call.stream);
-    call.ops.sum_rows(b.rows, b.routing, residual, y, call.stream);
+  void finish(const BlockForward& call, const MlpBuffers& b, const AdapterBuffers& a, TensorView residual,
+              TensorView y) const override {
+    const TensorView rows = y ? b.rows : TensorView{};
+    if (y) call.ops.expert_linear({b.act}, call.weights["mlp.experts.down_proj.weight"], b.routing, rows, call.stream);
+    adapters_.expert_forward(call, "mlp.experts.down_proj", {b.act}, b.routing, rows, a);
+    if (y) call.ops.sum_rows(rows, b.routing, residual, y, call.stream);
   }
-  void backward(const BlockBackward& call, TensorView dy, TensorView x, const MlpBuffers& b, TensorView dx,
-                bool accumulate) const override;
+  void backward(const BlockBackward& call, TensorView dy, TensorView x, const MlpBuffers& b, const AdapterBuffers& a,
+                TensorView dx, bool accumulate) const override;
 
  private:
   TensorView activation(Carver& carver) const { return carver.take(compute_, {rows_, ffn_}); }
 
+  const Adapters& adapters_;
   std::int64_t tokens_, rows_, width_, ffn_, experts_, choices_;
   DType compute_;
   bool selective_, training_, normalized_;
 };
 
-void ExpertMlp::forward(const BlockForward& call, TensorView x, const MlpBuffers& b) const {
+void ExpertMlp::forward(const BlockForward& call, TensorView x, const MlpBuffers& b, const AdapterBuffers& a) const {
   Ops& ops = call.ops;
   const StreamView s = call.stream;
   const WeightsGuard& w = call.weights;
@@ -140,7 +157,9 @@ void ExpertMlp::forward(const BlockForward& call, TensorView x, const MlpBuffers
   linear(call, x, w["mlp.gate.weight"], {}, b.logits);
   ops.route(b.logits, normalized_, b.routing, s);
   ops.expert_linear(input, w["mlp.experts.gate_proj.weight"], b.routing, b.gate, s);
+  adapters_.expert_forward(call, "mlp.experts.gate_proj", input, b.routing, b.gate, a);
   ops.expert_linear(input, w["mlp.experts.up_proj.weight"], b.routing, b.up, s);
+  adapters_.expert_forward(call, "mlp.experts.up_proj", input, b.routing, b.up, a);
   activate(call, b);
 }
 
@@ -151,31 +170,37 @@ void add_expert_gradients(const BlockBackward& call, RowValues dy, RowValues x, 
   if (dweight) call.ops.expert_backward_weight(dy, x, routing, dweight, call.stream);
 }
 
-void ExpertMlp::backward(const BlockBackward& call, TensorView dy, TensorView x, const MlpBuffers& b, TensorView dx,
-                         bool accumulate) const {
+void ExpertMlp::backward(const BlockBackward& call, TensorView dy, TensorView x, const MlpBuffers& b,
+                         const AdapterBuffers& a, TensorView dx, bool accumulate) const {
   Ops& ops = call.ops;
   const StreamView s = call.stream;
   const WeightsGuard& w = call.weights;
   const RowValues input{x, /*of_tokens=*/true}, dresult{dy, /*of_tokens=*/true};
   add_expert_gradients(call, dresult, {b.act}, b.routing, "mlp.experts.down_proj.weight");
+  adapters_.expert_parameter_gradients(call, "mlp.experts.down_proj", dresult, {b.act}, b.routing, a);
   const TensorView dact = b.act, dgate = b.gate, dup = b.up;
   ops.expert_backward_input(dresult, w["mlp.experts.down_proj.weight"], b.routing, dact, false, s);
+  adapters_.expert_input_gradient(call, "mlp.experts.down_proj", b.routing, dact, a);
   ops.expert_swiglu_backward(dact, b.gate, b.up, b.routing, dgate, dup, b.drouting_weights, s);
   add_expert_gradients(call, {dgate}, input, b.routing, "mlp.experts.gate_proj.weight");
   add_expert_gradients(call, {dup}, input, b.routing, "mlp.experts.up_proj.weight");
+  adapters_.expert_parameter_gradients(call, "mlp.experts.gate_proj", {dgate}, input, b.routing, a);
+  adapters_.expert_parameter_gradients(call, "mlp.experts.up_proj", {dup}, input, b.routing, a);
   ops.route_backward(b.drouting_weights, b.logits, normalized_, b.routing, b.dlogits, s);
   add_linear_gradients(call, b.dlogits, x, call.gradients["mlp.gate.weight"]);
   ops.expert_backward_input({dgate}, w["mlp.experts.gate_proj.weight"], b.routing, b.rows, false, s);
   ops.expert_backward_input({dup}, w["mlp.experts.up_proj.weight"], b.routing, b.rows, true, s);
+  adapters_.expert_input_gradient(call, "mlp.experts.gate_proj", b.routing, b.rows, a);
+  adapters_.expert_input_gradient(call, "mlp.experts.up_proj", b.routing, b.rows, a);
   ops.sum_rows(b.rows, b.routing, accumulate ? dx : TensorView{}, dx, s);
   ops.linear_backward_input(b.dlogits, w["mlp.gate.weight"], dx, true, s);
 }
 
 }  // namespace
 
-std::unique_ptr<Mlp> make_mlp(const ModelConfig& config, const RunShape& shape) {
-  if (config.experts > 0) return std::make_unique<ExpertMlp>(config, shape);
-  return std::make_unique<DenseMlp>(config, shape);
+std::unique_ptr<Mlp> make_mlp(const ModelConfig& config, const RunShape& shape, const Adapters& adapters) {
+  if (config.experts > 0) return std::make_unique<ExpertMlp>(config, shape, adapters);
+  return std::make_unique<DenseMlp>(config, shape, adapters);
 }
 
 }  // namespace tandem

@@ -4,6 +4,7 @@
 #include <memory>
 
 #include "core/memory/carver.hpp"
+#include "models/transformer/adapters.hpp"
 #include "models/transformer/block.hpp"
 
 namespace tandem {
@@ -37,18 +38,20 @@ class Mlp {
   virtual MlpBuffers first_tokens(MlpBuffers b, std::int64_t n) const = 0;
 
   /// Computes the MLP of x (N, C) up to the activation.
-  virtual void forward(const BlockForward& call, TensorView x, const MlpBuffers& b) const = 0;
+  virtual void forward(const BlockForward& call, TensorView x, const MlpBuffers& b, const AdapterBuffers& a) const = 0;
   /// Computes the activation alone, again.
   virtual void activate(const BlockForward& call, const MlpBuffers& b) const = 0;
-  /// y (N, C) = the MLP's result, after forward(); plus `residual` where that is not empty.
-  virtual void finish(const BlockForward& call, const MlpBuffers& b, TensorView residual, TensorView y) const = 0;
+  /// y (N, C) = the MLP's result, after forward(); plus `residual` where that is not empty. With an empty y only what
+  /// backward needs is computed.
+  virtual void finish(const BlockForward& call, const MlpBuffers& b, const AdapterBuffers& a, TensorView residual,
+                      TensorView y) const = 0;
   /// Computes dx, the gradient of x, from dy, that of the result; dx is written or, where `accumulate`, added to. It
   /// may take the place of x. Adds to the gradients of the weights.
-  virtual void backward(const BlockBackward& call, TensorView dy, TensorView x, const MlpBuffers& b, TensorView dx,
-                        bool accumulate) const = 0;
+  virtual void backward(const BlockBackward& call, TensorView dy, TensorView x, const MlpBuffers& b,
+                        const AdapterBuffers& a, TensorView dx, bool accumulate) const = 0;
 };
 
-/// The MLP that the config asks for. Arguments are copied.
-std::unique_ptr<Mlp> make_mlp(const ModelConfig& config, const RunShape& shape);
+/// The MLP that the config asks for. `adapters`, those of the block, must outlive it; other arguments are copied.
+std::unique_ptr<Mlp> make_mlp(const ModelConfig& config, const RunShape& shape, const Adapters& adapters);
 
 }  // namespace tandem

@@ -43,6 +43,7 @@ void check(const ModelConfig& config, const RunShape& shape) {
     throw MisuseError("block inputs are offloaded only where all blocks are computed again");
   }
   if (shape.compute == DType::i32) throw MisuseError("the compute type of a transformer is i32");
+  if (shape.preference_beta > 0.0F && shape.batch % 2 != 0) throw MisuseError("an odd number of sequences in pairs");
   if (shape.cached == 0) return;
   if (shape.cached < 0 || shape.cached > config.positions || shape.training || shape.packed) {
     throw MisuseError(fmt::format("a cache of {} positions", shape.cached),
@@ -141,6 +142,8 @@ struct Transformer::Impl {
   /// The loss of a micro-batch from the normalised input of the head, and the gradients that are asked for.
   void loss(const MicroBatch& batch, TensorView x, TensorView weight, float gradient_scale, TensorView dx,
             TensorView dweight, StreamView stream);
+  /// The losses of a micro-batch alone, and with preferences those of its pairs and the factors that `loss` takes.
+  void losses(const MicroBatch& batch, TensorView x, TensorView weight, StreamView stream);
   void normalize_backward(const WeightsGuard& head, const GradientsGuard& gradients, TensorView x, TensorView dx,
                           StreamView stream);
   void backward(ParameterAccess& parameters, std::size_t n, float gradient_scale, StreamView stream);
@@ -197,7 +200,8 @@ void Transformer::Impl::forward(ParameterAccess& parameters, std::size_t n, bool
     for (std::size_t micro = 0; micro < n; ++micro) {
       const TensorView x = inputs->in_forward(i, micro), y = inputs->begin_write(i + 1, micro, stream);
       const RecordsView records = buffers.micro[micro].records();
-      buffers.block->forward({*ops, stream, weights, static_cast<std::int64_t>(i), records, x, y},
+      const std::uint64_t* const draw = keep ? &buffers.micro[micro].draw : nullptr;
+      buffers.block->forward({*ops, stream, weights, static_cast<std::int64_t>(i), records, x, y, nullptr, draw},
                              keep ? slot(i, micro, n) : 0);
       inputs->end_write(i + 1, micro, stream);
     }
@@ -233,6 +237,7 @@ void Transformer::Impl::head_loss(const WeightsGuard& head, const GradientsGuard
                                   TensorView x, float gradient_scale, StreamView stream) {
   const TensorView normed = table_last() ? batch.head_input : batch.normed;
   normalize(head, x, normed, stream);
+  if (shape.preference_beta > 0.0F) losses(batch, normed, head["lm_head"], stream);
   loss(batch, normed, head["lm_head"], gradient_scale, buffers.dnormed,
        table_last() ? TensorView{} : gradients["lm_head"], stream);
   // Whatever its values were, they have served: from here on it is the gradient that runs backward.
@@ -247,13 +252,32 @@ void Transformer::Impl::loss(const MicroBatch& batch, TensorView x, TensorView w
                 .losses = batch.losses,
                 .gradient_scale = gradient_scale,
                 .dx = dx,
-                .dweight = dweight};
+                .dweight = dweight,
+                .sequence_factors = batch.factors};
   if (head.writes_weight()) head.rows_at_once = head_rows_at_once(config, shape);
   if (head.writes_weight() && batch.token_rows) {
     head.tokens = flat(batch.tokens);
     head.token_rows = batch.token_rows;
   }
   ops->head_loss(head, stream);
+}
+
+void Transformer::Impl::losses(const MicroBatch& batch, TensorView x, TensorView weight, StreamView stream) {
+  ops->head_loss({.x = x,
+                  .weight = weight,
+                  .targets = flat(batch.targets),
+                  .losses = batch.losses,
+                  .gradient_scale = 1.0F,
+                  .dx = {},
+                  .dweight = {}},
+                 stream);
+  if (shape.preference_beta == 0.0F) return;
+  ops->preference_loss({.losses = batch.losses.reshaped({shape.batch, shape.sequence}),
+                        .reference = batch.reference,
+                        .beta = shape.preference_beta,
+                        .sequence_factors = batch.factors,
+                        .pairs = batch.pairs},
+                       stream);
 }
 
 void Transformer::Impl::head_step(ParameterAccess& parameters, std::size_t n, float gradient_scale, StreamView stream) {
@@ -277,14 +301,15 @@ void Transformer::Impl::backward_block(ParameterAccess& parameters, std::size_t 
     const TensorView x = inputs->begin_read(index, micro, stream);
     const std::size_t kept = slot(index, micro, n);
     const MicroBatch& batch = buffers.micro[micro];
-    const BlockForward again{*ops, stream, weights, layer - 1, batch.records(), x, {}};
+    const BlockForward again{*ops, stream, weights, layer - 1, batch.records(), x, {}, nullptr, &batch.draw};
     if (index < first_kept) {
       buffers.block->forward(again, kept);
     } else if (keeps_selectively(config, shape)) {
       buffers.block->complete(again, kept);
     }
     GradientsGuard gradients = parameters.gradients(layer, stream);
-    buffers.block->backward({*ops, stream, weights, gradients, layer - 1, batch.records(), x, batch.normed}, kept);
+    buffers.block->backward({*ops, stream, weights, gradients, layer - 1, batch.records(), x, batch.normed, batch.draw},
+                            kept);
     inputs->end_read(index, micro, stream);
     if (micro + 1 == n) weights = {};  // lets the weights go before the commit, as in head_step
     gradients.commit(stream);
@@ -446,9 +471,15 @@ TensorView Transformer::tokens(std::int64_t micro) const { return impl_->micro_b
 TensorView Transformer::targets(std::int64_t micro) const { return impl_->micro_batch(micro).targets; }
 TensorView Transformer::record_first(std::int64_t micro) const { return impl_->micro_batch(micro).record_first; }
 TensorView Transformer::record_end(std::int64_t micro) const { return impl_->micro_batch(micro).record_end; }
+void Transformer::set_draw(std::int64_t micro, std::uint64_t draw) {
+  impl_->micro_batch(micro);
+  impl_->buffers.micro[static_cast<std::size_t>(micro)].draw = draw;
+}
 TensorView Transformer::cache_first() const { return impl_->micro_batch(0).record_first; }
 TensorView Transformer::cache_rows() const { return impl_->micro_batch(0).cache_rows; }
 TensorView Transformer::losses(std::int64_t micro) const { return impl_->micro_batch(micro).losses; }
+TensorView Transformer::reference(std::int64_t micro) const { return impl_->micro_batch(micro).reference; }
+TensorView Transformer::pairs(std::int64_t micro) const { return impl_->micro_batch(micro).pairs; }
 
 void Transformer::train(ParameterAccess& parameters, float gradient_scale, StreamView stream, std::int64_t n) {
   impl_->check_ready(/*needs_training=*/true);
@@ -469,14 +500,7 @@ void Transformer::evaluate(ParameterAccess& parameters, StreamView stream) {
   const MicroBatch& batch = m.buffers.micro.front();
   const WeightsGuard weights = parameters.fetch(m.head_layer, stream);
   m.normalize(weights, m.head_input(), batch.normed, stream);
-  m.ops->head_loss({.x = batch.normed,
-                    .weight = weights["lm_head"],
-                    .targets = m.flat(batch.targets),
-                    .losses = batch.losses,
-                    .gradient_scale = 1.0F,
-                    .dx = {},
-                    .dweight = {}},
-                   stream);
+  m.losses(batch, batch.normed, weights["lm_head"], stream);
 }
 
 TensorView Transformer::decode(ParameterAccess& parameters, std::span<const CachedPart> parts, StreamView stream) {

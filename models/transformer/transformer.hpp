@@ -8,6 +8,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "core/device/device.hpp"
 #include "core/host/parallel.hpp"
@@ -22,8 +23,21 @@ namespace tandem {
 /// Layers, in forward order: the embedding, each block, the head (final norm and output weight). With a
 /// tied head the output weight is tied to the token embedding. All weights (O, I), whatever the family. `products`: the
 /// type of those gradients that are one matrix product, the weights' of the linear layers in blocks; `ends`: of those
-/// of the token embedding and the output weight, as ends_gradient() has it.
+/// of the token embedding and the output weight, as ends_gradient() has it. The adapters of a config that has any are
+/// trained like the rest: what is frozen is the caller's to say.
 ParameterLayout layout_of(const ModelConfig& config, DType products = DType::bf16, DType ends = DType::f32);
+
+/// A linear layer of a block, by the name of its module: "self_attn.q_proj", whose weight is its parameter
+/// "self_attn.q_proj.weight".
+struct LinearLayer {
+  std::string module;
+  std::int64_t outputs = 0;  ///< O
+  std::int64_t inputs = 0;   ///< I
+  std::int64_t experts = 0;  ///< E, where it is of experts; else 0
+};
+/// Linear layers that every block has, in the order in which forward uses them. Without a router, which has no adapter
+/// and stays as it is.
+std::vector<LinearLayer> linear_layers(const ModelConfig& config);
 
 /// How a Hugging Face tensor corresponds to a parameter. Parameters that share a tensor come one after another in the
 /// layout, in the order of their rows. The weights of all experts, (E, O, I), are one parameter and E tensors.
@@ -33,6 +47,8 @@ struct HfTensor {
   std::int64_t first_row = 0;  ///< tensor's row that is the parameter's first: for Phi-3's fused projections
   std::int64_t rows = 0;       ///< rows of the tensor
 };
+/// Whether a parameter is a matrix of an adapter.
+bool is_adapter(const Parameter& parameter) noexcept;
 /// Number of tensors that a parameter consists of, each an equal part of it: one, unless it is of experts.
 std::int64_t hf_tensor_count(const Parameter& parameter) noexcept;
 /// Tensor `index` of a parameter, in their order.
@@ -61,6 +77,9 @@ struct RunShape {
   bool training = true;         ///< false: forward only, nothing is kept
   bool offload_inputs = false;  ///< where all are computed again: their inputs wait on the host for backward
   bool packed = false;          ///< sequences hold several records, and attention and positions stay within each
+  /// Beta of direct preference optimization, whose loss is of pairs of sequences as PreferenceLoss has it: B is even.
+  /// 0: the loss is of each target.
+  float preference_beta = 0.0F;
   /// Positions of each of B rows of a cache of keys and values, for `decode` and nothing else, which takes at most T
   /// tokens of a sequence at once; 0: no cache.
   std::int64_t cached = 0;
@@ -135,17 +154,23 @@ class Transformer {
   /// not packed. The first must be at most, and the end above, the token's own position.
   TensorView record_first(std::int64_t micro = 0) const;
   TensorView record_end(std::int64_t micro = 0) const;
+  /// Number of a micro-batch of the next calls of `train` among all that the run trains: dropout draws by it.
+  void set_draw(std::int64_t micro, std::uint64_t draw);
   /// Device buffers of a cached shape: for each token that `decode` takes its place in its part less its position in
   /// its sequence, as CachedTokens has it, and its sequence's row of the cache.
   TensorView cache_first() const;
   TensorView cache_rows() const;
   /// (B T) f32 on the device: loss of each target after `train` or `evaluate`.
   TensorView losses(std::int64_t micro = 0) const;
+  /// Device buffers of a shape of preferences, else empty: log-probabilities of the sequences under the reference, (B)
+  /// f32, which the caller fills as tokens; PreferenceLoss::pairs, (B / 2, 3) f32, after `train` or `evaluate`.
+  TensorView reference(std::int64_t micro = 0) const;
+  TensorView pairs(std::int64_t micro = 0) const;
 
   /// Forward and backward of micro-batches 0 ... n - 1, at most shape().micro_batches; gradients are of
-  /// gradient_scale * sum(losses). Asynchronous on `stream`. Needs shape().training. Fetches layers 0 ... L + 1, then
-  /// L ... 1, and 0 where makes_table_last() and it has a gradient, once each: a guard serves all micro-batches. Asks
-  /// for gradients of L + 1 ... 0, n times in a row each, also where all of a layer is frozen.
+  /// gradient_scale * sum(losses), of targets or of pairs. Asynchronous on `stream`. Needs shape().training. Fetches
+  /// layers 0 ... L + 1, then L ... 1, and 0 where makes_table_last() and it has a gradient, once each: a guard serves
+  /// all micro-batches. Asks for gradients of L + 1 ... 0, n times in a row each, also where all of a layer is frozen.
   void train(ParameterAccess& parameters, float gradient_scale, StreamView stream, std::int64_t n = 1);
   /// Forward of micro-batch 0 with losses; nothing else is kept. Asynchronous.
   void evaluate(ParameterAccess& parameters, StreamView stream);

@@ -68,10 +68,11 @@ OffloadEngine::~OffloadEngine() {
 
 void OffloadEngine::initialize(const std::function<void(const Parameter&, std::span<float>)>& values) {
   const auto whole = [&values](const Parameter& p, std::int64_t, std::span<float> to) { values(p, to); };
-  impl_->state.initialize(whole, std::numeric_limits<std::int64_t>::max());
+  impl_->state.initialize(whole, {}, std::numeric_limits<std::int64_t>::max());
 }
-void OffloadEngine::initialize(const std::function<void(const Parameter&, std::int64_t, std::span<float>)>& values) {
-  impl_->state.initialize(values, initial_piece);
+void OffloadEngine::initialize(const std::function<void(const Parameter&, std::int64_t, std::span<float>)>& values,
+                               const Codes& codes) {
+  impl_->state.initialize(values, codes, initial_piece);
 }
 void OffloadEngine::begin_step(const StepOptions& options) { impl_->steps.begin_step(options); }
 void OffloadEngine::begin_micro_batch(bool last) { impl_->steps.begin_micro_batch(last); }
@@ -96,6 +97,7 @@ void OffloadEngine::write(const Parameter& parameter, StateArray array, std::int
                           std::span<const float> values) {
   impl_->state.write(parameter, array, first, values);
 }
+CodeSink& OffloadEngine::write_codes(const Parameter& parameter) { return impl_->state.write_codes(parameter); }
 std::int64_t OffloadEngine::step() const noexcept { return impl_->status.step; }
 void OffloadEngine::set_step(std::int64_t step) { impl_->state.set_step(step); }
 std::int64_t OffloadEngine::missed_updates(const Parameter& parameter) const {

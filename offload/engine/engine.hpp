@@ -19,6 +19,7 @@
 #include "core/params/parameter_access.hpp"
 #include "core/params/parameter_layout.hpp"
 #include "core/params/state_array.hpp"
+#include "core/params/weight_encoder.hpp"
 #include "offload/execution/engine_counters.hpp"
 #include "scheduler/plan/plan.hpp"
 
@@ -42,8 +43,8 @@ struct UpdateValues {
 enum class Absent : std::uint8_t {
   refuse,  ///< every layer commits in every micro-batch
   zero,    ///< they count as a gradient of zero
-  skip,    ///< a parameter that has none in a whole step stays as it is: master, moments, and the number of its updates, as PyTorch
-           ///< treats a gradient of None
+  skip,  ///< a parameter that has none in a whole step stays as it is: master, moments, and the number of its updates,
+         ///< as PyTorch treats a gradient of None
 };
 
 struct StepOptions {
@@ -112,7 +113,11 @@ class OffloadEngine final : public ParameterAccess {
   void initialize(const std::function<void(const Parameter&, std::span<float>)>& values);
   /// Initializes in pieces, without memory of a parameter's size: `values` is asked for elements [first, first +
   /// values.size()) of a parameter, 4 MiB at most, each once and in their order. Blocks.
-  void initialize(const std::function<void(const Parameter&, std::int64_t first, std::span<float>)>& values);
+  /// A parameter that is stored in another format is encoded from its values, unless `codes` writes its codes and
+  /// scales, all of them, and returns true.
+  using Codes = std::function<bool(const Parameter&, CodeSink&)>;
+  void initialize(const std::function<void(const Parameter&, std::int64_t first, std::span<float>)>& values,
+                  const Codes& codes = {});
 
   /// Opens a step. Blocks only while the previous step's updates still run and no buffer is free. Throws, with nothing
   /// changed, MisuseError inside a step or an evaluation, on a number of micro-batches that the plan does not allow, on
@@ -229,6 +234,10 @@ class OffloadEngine final : public ParameterAccess {
   void write(const Parameter& parameter, StateArray array, std::span<const float> values);
   /// Writes elements [first, first + values.size()) of one array of one owned parameter.
   void write(const Parameter& parameter, StateArray array, std::int64_t first, std::span<const float> values);
+  /// Sink for the codes and scales of a parameter that is stored in another format, whose values `read` and `write`
+  /// refuse; the state digest has the hash of what was written. Valid until the next call for the parameter. Not inside
+  /// a step. Throws MisuseError where the parameter is stored as its values are.
+  CodeSink& write_codes(const Parameter& parameter);
   /// Number of updates applied so far. `set_step` ends a load by hand, after every array has been written. Not inside a
   /// step. Throws MisuseError for a negative number.
   std::int64_t step() const noexcept;

@@ -1,4 +1,6 @@
 // Saving and loading of an engine's state: here, because the engine itself knows no files.
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cstdint>
 #include <exception>
@@ -111,6 +113,11 @@ std::filesystem::path OffloadEngine::load(const std::filesystem::path& directory
     throw InputError(directory.string(), passed_over.empty() ? "there is no checkpoint in it" : passed_over);
   }
   check_belongs(*checkpoint, layout(), plan().state);
+  if (!checkpoint->manifest().adapter.empty()) {
+    throw InputError(fmt::format("checkpoint {}", checkpoint->directory().string()),
+                     "it holds adapters, and not the weights that they were trained over",
+                     "tandem export --merged makes a whole model of it");
+  }
   begin_load();
   OffloadEngine* const self = this;
   load_state({&self, 1}, *checkpoint);

@@ -3,6 +3,8 @@
 #include <array>
 #include <span>
 
+#include "core/memory/memory.hpp"
+#include "core/ops/undo_record.hpp"
 #include "offload/engine/plan_agreement.hpp"
 
 namespace tandem {
@@ -12,6 +14,16 @@ namespace {
 std::span<const Lane> worker_lanes(const Plan& plan) noexcept {
   static constexpr std::array lanes{Lane::cpu, Lane::file_read, Lane::file_write};
   return std::span(lanes).first(plan.file_buffers > 0 ? lanes.size() : 1);
+}
+
+/// Bytes at the end of the plan's host memory that no copy to or from the device touches: undo records, and what is
+/// spare.
+std::size_t bytes_without_copies(const Plan& plan) noexcept {
+  std::size_t bytes = plan.spare_host_memory;
+  for (const Subgroup& s : plan.subgroups) {
+    if (s.speculates) bytes += align_up(undo_bytes(plan.format_of(s), s.count()));
+  }
+  return bytes;
 }
 
 }  // namespace
@@ -34,7 +46,7 @@ EngineParts::EngineParts(Device& of_device, const ParameterLayout& of_layout, co
                 .trace = trace,
                 .watchdog_seconds = options.watchdog_seconds,
                 .overlap = options.overlap,
-                .copies = storage.pageable_bytes() > 0 ? Copies::block : Copies::async,
+                .copies = storage.pageable_bytes() > bytes_without_copies(plan) ? Copies::block : Copies::async,
                 .worker_lanes = worker_lanes(plan),
                 .group = group}) {
   plan.memory.unpin(storage.pageable_bytes());

@@ -30,21 +30,40 @@ void EngineState::begin_load(const char* what) {
   status_.is = StateStatus::Is::unfinished;
 }
 
-void EngineState::initialize(const std::function<void(const Parameter&, std::int64_t, std::span<float>)>& values,
-                             std::int64_t largest_piece) {
+void EngineState::initialize(const Values& values, const OffloadEngine::Codes& codes, std::int64_t largest_piece) {
   begin_load("initialize");
   std::vector<float> buffer;
+  const auto in_pieces = [&](const Parameter& p, const auto& write) {
+    for (std::int64_t first = 0; first < p.count; first += largest_piece) {
+      buffer.assign(static_cast<std::size_t>(std::min(largest_piece, p.count - first)), 0.0F);
+      values(p, first, buffer);
+      write(first);
+    }
+  };
   for (const Parameter* p : parts_.layout.owned_parameters()) {
-    for (std::int64_t first = 0; first < p->count; first += largest_piece) {
-      buffer.assign(static_cast<std::size_t>(std::min(largest_piece, p->count - first)), 0.0F);
-      values(*p, first, buffer);
+    if (p->coded()) {
+      CodeSink& sink = parts_.access.write_codes(*p);
+      if (codes && codes(*p, sink)) continue;
+      WeightEncoder encoder(p->options.code, p->coded_shape(), p->full_name, sink);
+      in_pieces(*p, [&](std::int64_t) { encoder.add(buffer); });
+      encoder.finish();
+      continue;
+    }
+    in_pieces(*p, [&](std::int64_t first) {
       parts_.access.write(*p, StateArray::master, first, buffer);
       std::fill(buffer.begin(), buffer.end(), 0.0F);
       parts_.access.write(*p, StateArray::m, first, buffer);
       parts_.access.write(*p, StateArray::v, first, buffer);
-    }
+    });
   }
   set_step(0);
+}
+
+CodeSink& EngineState::write_codes(const Parameter& parameter) {
+  steps_.require_idle("write_codes");
+  steps_.wait();
+  parts_.lowering->invalidate_weights();
+  return parts_.access.write_codes(parameter);
 }
 
 void EngineState::read(const Parameter& parameter, StateArray array, std::span<float> values) {

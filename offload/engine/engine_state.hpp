@@ -20,12 +20,14 @@ class EngineState {
   EngineState(EngineParts& parts, EngineSteps& steps, StateStatus& status)
       : parts_(parts), steps_(steps), status_(status) {}
 
+  /// Values of parameters in pieces, as OffloadEngine::initialize asks for them.
+  using Values = std::function<void(const Parameter&, std::int64_t first, std::span<float>)>;
   /// Calls of OffloadEngine about its state; `initialize` in pieces of at most `largest_piece` elements.
-  void initialize(const std::function<void(const Parameter&, std::int64_t, std::span<float>)>& values,
-                  std::int64_t largest_piece);
+  void initialize(const Values& values, const OffloadEngine::Codes& codes, std::int64_t largest_piece);
   void read(const Parameter& parameter, StateArray array, std::span<float> values);
   void write(const Parameter& parameter, StateArray array, std::span<const float> values);
   void write(const Parameter& parameter, StateArray array, std::int64_t first, std::span<const float> values);
+  CodeSink& write_codes(const Parameter& parameter);
   void set_step(std::int64_t step);
   std::int64_t missed_updates(const Parameter& parameter) const;
   void set_missed_updates(const Parameter& parameter, std::int64_t updates);

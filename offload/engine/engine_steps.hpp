@@ -20,7 +20,13 @@ class EngineSteps {
   /// All must outlive it.
   EngineSteps(EngineParts& parts, OpenPass& pass, const HeldLayers& held, PresentGradients& present,
               StateStatus& status)
-      : parts_(parts), pass_(pass), held_(held), present_(present), status_(status), norm_(parts), choice_(parts.plan.speculate) {}
+      : parts_(parts),
+        pass_(pass),
+        held_(held),
+        present_(present),
+        status_(status),
+        norm_(parts),
+        choice_(parts.plan.speculate) {}
 
   /// Calls of OffloadEngine about steps.
   void begin_step(const StepOptions& options);
@@ -76,15 +82,15 @@ class EngineSteps {
   StateStatus& status_;
   GradientNorm norm_;
   SpeculationChoice choice_;
-  StepOptions options_;  ///< options of the open step
+  StepOptions options_;                              ///< options of the open step
   UpdateTime update_time_ = UpdateTime::after_norm;  ///< that of the open step
-  double norm_of_sum_ = 0.0;                    ///< norm of the added gradients, after end_gradients
-  std::vector<GroupSettings> groups_;           ///< settings of the update that is set, group by group
-  std::vector<ParameterException> exceptions_;  ///< exceptions from it, by owned parameter; empty: none
-  double exposed_ = 0.0;                        ///< exposed update seconds of the step before, likewise
-  std::uint64_t skipped_ = 0;                   ///< steps
-  std::uint64_t confirmed_ = 0;                 ///< steps
-  std::uint64_t rolled_back_ = 0;               ///< steps
+  double norm_of_sum_ = 0.0;                         ///< norm of the added gradients, after end_gradients
+  std::vector<GroupSettings> groups_;                ///< settings of the update that is set, group by group
+  std::vector<ParameterException> exceptions_;       ///< exceptions from it, by owned parameter; empty: none
+  double exposed_ = 0.0;                             ///< exposed update seconds of the step before, likewise
+  std::uint64_t skipped_ = 0;                        ///< steps
+  std::uint64_t confirmed_ = 0;                      ///< steps
+  std::uint64_t rolled_back_ = 0;                    ///< steps
 };
 
 }  // namespace tandem

@@ -7,8 +7,15 @@
 #include <utility>
 
 #include "core/base/error.hpp"
+#include "core/ops/ops.hpp"
 
 namespace tandem {
+namespace {
+
+/// Byte that makes NaN of any type of weight.
+constexpr unsigned char of_nan = 0xFF;
+
+}  // namespace
 
 const std::string& HeldLayers::name_of(int layer) const { return parts_.layout.layer(layer).name; }
 
@@ -42,6 +49,7 @@ WeightsGuard HeldLayers::fetch(int layer, StreamView stream) {
   if (pass_.kind == OpenPass::Kind::none) throw MisuseError("fetch outside a step and an evaluation");
   require_open("fetch", layer);
   parts_.device.require_own(stream);
+  require_decodable(layer);
   Weights held;
   held.ticket = next_ticket_++;
   held.stream = SharedStream(stream);
@@ -49,13 +57,53 @@ WeightsGuard HeldLayers::fetch(int layer, StreamView stream) {
   held.use = parts_.lowering->use(layer, parts_.tasks);
   parts_.prefetch();
   parts_.submit();
+  LayerBases bases = bases_of(held.use);
+  held.decoded = parts_.layout.layer(layer).decoded_elements > 0 ? layer : -1;
+  if (held.decoded >= 0) bases.decoded = parts_.storage.decoded();
   weights_.push_back(held);
-  WeightsGuard guard(&owner_, &parts_.layout, layer, held.ticket, bases_of(held.use), stream);
+  WeightsGuard guard(&owner_, &parts_.layout, layer, held.ticket, bases, stream);
   const bool updating = pass_.kind == OpenPass::Kind::step && parts_.updates.running();
   const std::uint32_t place = updating ? parts_.stalls.reach(stream) : 0;
   parts_.executor.begin_caller_task(held.use.id, stream, "fetching layer");
   if (updating) parts_.stalls.leave(place, stream);
+  if (held.decoded >= 0) decode(layer, bases, stream);
   return guard;
+}
+
+/// Throws MisuseError where another guard has the buffer that the layer's weights are decoded into.
+void HeldLayers::require_decodable(int layer) const {
+  if (layer < 0 || layer >= parts_.layout.layer_count() || parts_.layout.layer(layer).decoded_elements == 0) return;
+  const auto other = std::ranges::find_if(weights_, [](const Weights& held) { return held.decoded >= 0; });
+  if (other == weights_.end()) return;
+  throw MisuseError(fmt::format("weights of layer {} fetched while those of layer {} are held", name_of(layer),
+                                name_of(other->decoded)),
+                    "both are stored in another format, and there is one buffer to decode into",
+                    "release one before fetching the other");
+}
+
+/// Decodes a layer's weights, behind the work of the buffer's last use.
+void HeldLayers::decode(int layer, const LayerBases& bases, StreamView stream) {
+  if (decoded_free_) parts_.device.wait(stream, *decoded_free_);
+  const Layer& of = parts_.layout.layer(layer);
+  const auto* const stored = static_cast<const std::byte*>(bases.of(layer));
+  for (const Parameter& p : of.parameters) {
+    if (!p.coded()) continue;
+    const CodedWeight from{p.options.code, stored + of.weight_offset(p.offset),
+                           reinterpret_cast<const float*>(stored + of.weight_offset(p.scales_offset))};
+    std::byte* const to = parts_.storage.decoded() + static_cast<std::size_t>(p.decoded_offset) * sizeof(bf16);
+    parts_.device.ops().decode(from, {to, DType::bf16, p.shape}, stream);
+  }
+}
+
+/// Lets the next use decode, behind this one's work.
+void HeldLayers::release_decoded(const Weights& held, StreamView stream) {
+  if (held.decoded < 0) return;
+  if (parts_.options.poison_released) {
+    const std::int64_t values = parts_.layout.layer(held.decoded).decoded_elements;
+    parts_.device.fill(parts_.storage.decoded(), of_nan, static_cast<std::size_t>(values) * sizeof(bf16), stream);
+  }
+  decoded_free_ = parts_.device.make_event();
+  parts_.device.record(*decoded_free_, stream);
 }
 
 void HeldLayers::require_resident(int layer) const {
@@ -68,6 +116,10 @@ void HeldLayers::require_resident(int layer) const {
 TensorView HeldLayers::resident_weights(const Parameter& parameter) const {
   const Parameter& p = parts_.layout.parameter(parameter.full_name);
   require_resident(p.layer);
+  if (p.coded()) {
+    throw MisuseError(fmt::format("weights of {} have no address of their own", p.full_name),
+                      "they are stored in another format", "fetch its layer");
+  }
   return {parts_.storage.resident_weight(p.layer, p.offset), p.options.weight, p.shape};
 }
 
@@ -97,6 +149,11 @@ void HeldLayers::also_used(std::uint64_t ticket, StreamView stream) {
   for (Weights& held : weights_) {
     if (held.ticket != ticket) continue;
     parts_.executor.begin_caller_task(held.use.id, stream, "fetching layer");
+    if (held.decoded >= 0) {
+      const Event decoded = parts_.device.make_event();
+      parts_.device.record(decoded, held.stream.view);
+      parts_.device.wait(stream, decoded);
+    }
     held.also.emplace_back(stream);
     return;
   }
@@ -112,6 +169,7 @@ void HeldLayers::release(std::uint64_t ticket, StreamView stream) {
     parts_.device.record(joined, other.view);
     parts_.device.wait(stream, joined);
   }
+  release_decoded(held, stream);
   parts_.lowering->release(held.use);
   if (parts_.options.poison_released) poison(held.use, stream);
   parts_.executor.finish_caller_task(held.use.id, stream);
@@ -121,7 +179,6 @@ void HeldLayers::release(std::uint64_t ticket, StreamView stream) {
 
 /// Fills the buffers of a use with NaN, behind the caller's work, unless another guard holds them.
 void HeldLayers::poison(const LayerUse& use, StreamView stream) {
-  constexpr unsigned char of_nan = 0xFF;
   for (const WeightPlace& place : parts_.lowering->drop_idle(use)) {
     const Layer& layer = parts_.layout.layer(place.layer);
     parts_.device.fill(parts_.storage.weight_buffer(place.buffer), of_nan, layer.weight_offset(layer.elements), stream);

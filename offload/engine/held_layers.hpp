@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -54,6 +55,7 @@ class HeldLayers {
     LayerUse use;
     SharedStream stream;
     std::vector<SharedStream> also;
+    int decoded = -1;    ///< layer whose weights it has in the buffer of decoded ones; -1: none
     int exceptions = 0;  ///< exceptions in flight when it was asked for
   };
   struct Gradients {
@@ -69,6 +71,9 @@ class HeldLayers {
   void require_resident(int layer) const;
   void require_open(const char* call, int layer) const;
   LayerBases bases_of(const LayerUse& use) const;
+  void require_decodable(int layer) const;
+  void decode(int layer, const LayerBases& bases, StreamView stream);
+  void release_decoded(const Weights& held, StreamView stream);
   void require_one_stream(int layer, StreamView stream) const;
   void poison(const LayerUse& use, StreamView stream);
   void clear_gradients(const GradientPlace& place, StreamView stream);
@@ -81,6 +86,7 @@ class HeldLayers {
   std::vector<Weights> weights_;
   std::vector<Gradients> gradients_;
   std::uint64_t next_ticket_ = 1;
+  std::optional<Event> decoded_free_;  ///< work on the decoded weights of the last use; none yet
 };
 
 }  // namespace tandem

@@ -18,7 +18,9 @@ class SpeculationChoice {
     return std::popcount(confirmed_) >= least_confirmed;
   }
   /// A step has ended: with the updates that were expected when it began, or others, or none.
-  void note(bool as_expected) noexcept { confirmed_ = static_cast<std::uint8_t>(confirmed_ << 1 | (as_expected ? 1 : 0)); }
+  void note(bool as_expected) noexcept {
+    confirmed_ = static_cast<std::uint8_t>(confirmed_ << 1 | (as_expected ? 1 : 0));
+  }
 
  private:
   static constexpr int least_confirmed = 6;

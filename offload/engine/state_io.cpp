@@ -6,6 +6,7 @@
 
 #include "core/base/error.hpp"
 #include "core/host/mapped_memory.hpp"
+#include "core/params/state_digest.hpp"
 #include "offload/state/state_of_ranks.hpp"
 
 namespace tandem {
@@ -18,6 +19,11 @@ StateReader reader_of(Source& source, const ParameterLayout& layout) {
     source.read(*parameters.at(index), array, first, buffer);
     return std::span<const float>(buffer);
   };
+}
+
+std::span<const StateArray> saved_arrays(const Parameter& p, Optimizer optimizer, SavedState saved) {
+  if (saved == SavedState::trained && !p.options.trainable) return {};
+  return arrays_of(p.options.trainable, optimizer);
 }
 
 /// Throws InputError where the checkpoint's state is another optimizer's than that of `state`.
@@ -80,22 +86,22 @@ StateReader state_reader(OffloadEngine::SaveScope& scope, const ParameterLayout&
   return reader_of(scope, layout);
 }
 
-std::size_t StateCopy::bytes(const ParameterLayout& layout, Optimizer optimizer) {
+std::size_t StateCopy::bytes(const ParameterLayout& layout, Optimizer optimizer, SavedState saved) {
   std::size_t values = 0;
   for (const Parameter* p : layout.owned_parameters()) {
-    values += static_cast<std::size_t>(p->count) * arrays_of(p->options.trainable, optimizer).size();
+    values += static_cast<std::size_t>(p->count) * saved_arrays(*p, optimizer, saved).size();
   }
   return align_up(values * sizeof(float));
 }
 
-StateCopy::StateCopy(const ParameterLayout& layout, Optimizer optimizer, Parallel& threads)
-    : parameters_(layout.owned_parameters()), optimizer_(optimizer) {
+StateCopy::StateCopy(const ParameterLayout& layout, Optimizer optimizer, Parallel& threads, SavedState saved)
+    : saved_(saved), parameters_(layout.owned_parameters()), optimizer_(optimizer) {
   std::size_t offset = 0;
   for (const Parameter* p : parameters_) {
     offsets_.push_back(offset);
-    offset += static_cast<std::size_t>(p->count) * arrays_of(p->options.trainable, optimizer).size();
+    offset += static_cast<std::size_t>(p->count) * saved_arrays(*p, optimizer, saved).size();
   }
-  const std::size_t size = bytes(layout, optimizer);
+  const std::size_t size = bytes(layout, optimizer, saved);
   // With its pages: the first save must not hold training up any longer than the next.
   memory_ = MemoryBlock(MappedMemory::provide(size, nullptr, threads), size, &MappedMemory::unmap);
 }
@@ -103,7 +109,7 @@ StateCopy::StateCopy(const ParameterLayout& layout, Optimizer optimizer, Paralle
 std::span<float> StateCopy::writable(std::size_t index, StateArray array) const {
   const Parameter& p = *parameters_.at(index);
   const auto index_of_array = static_cast<std::size_t>(array);
-  if (index_of_array >= arrays_of(p.options.trainable, optimizer_).size()) return {};
+  if (index_of_array >= saved_arrays(p, optimizer_, saved_).size()) return {};
   const auto count = static_cast<std::size_t>(p.count);
   return {static_cast<float*>(memory_.data()) + offsets_[index] + index_of_array * count, count};
 }
@@ -121,6 +127,33 @@ void StateCopy::take(StateOfSave& state) {
       if (!values.empty()) state.read(*parameters_[i], array, 0, values);
     }
   }
+}
+
+std::string digest_over_base(std::span<OffloadEngine* const> engines, const std::map<std::string, std::string>& base) {
+  const OffloadEngine& first = *engines.front();
+  StateOfSave state(engines);
+  StateDigest digest;
+  std::vector<float> buffer(save_buffer_values(first.layout()));
+  for (const Parameter* p : first.layout().owned_parameters()) {
+    if (!p->options.trainable) {
+      digest.add_parameter(p->full_name, base.at(p->full_name));
+      continue;
+    }
+    digest.begin_parameter(p->full_name);
+    for (const StateArray array : state_arrays) {
+      const bool stored = static_cast<std::size_t>(array) < arrays_of(true, optimizer_of(first.plan().state)).size();
+      for (std::int64_t at = 0; at < p->count; at += std::ssize(buffer)) {
+        const auto part =
+            std::span(buffer).first(static_cast<std::size_t>(std::min(std::ssize(buffer), p->count - at)));
+        if (stored) state.read(*p, array, at, part);
+        if (!stored) std::ranges::fill(part, 0.0F);
+        digest.add(part.data(), std::ssize(part));
+      }
+      digest.end_array();
+    }
+    digest.end_parameter(first.missed_updates(*p));
+  }
+  return digest.text();
 }
 
 void check_belongs(const Checkpoint& checkpoint, const ParameterLayout& layout, StateFormat state) {

@@ -1,8 +1,11 @@
 #pragma once
 // The engine's state to and from checkpoints.
 #include <cstddef>
+#include <cstdint>
 #include <filesystem>
+#include <map>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "core/host/parallel.hpp"
@@ -30,13 +33,17 @@ class StateOfSave {
   std::vector<OffloadEngine::SaveScope> scopes_;
 };
 
+/// Parameters whose values a checkpoint holds: all, or the trained ones, where the frozen ones are those of a model
+/// that is there anyway.
+enum class SavedState : std::uint8_t { all, trained };
+
 /// All that a checkpoint holds of an engine, in host memory, so that training can go on while it is written.
 class StateCopy {
  public:
-  /// Bytes it takes: 12 for each trained value, of Lion 8, and 4 for each frozen one.
-  static std::size_t bytes(const ParameterLayout& layout, Optimizer optimizer);
+  /// Bytes it takes: 12 for each trained value, of Lion 8, and 4 for each frozen one that is saved.
+  static std::size_t bytes(const ParameterLayout& layout, Optimizer optimizer, SavedState saved = SavedState::all);
   /// Takes the memory, its pages too, on `threads`. `layout` must outlive it.
-  StateCopy(const ParameterLayout& layout, Optimizer optimizer, Parallel& threads);
+  StateCopy(const ParameterLayout& layout, Optimizer optimizer, Parallel& threads, SavedState saved = SavedState::all);
   /// Copies the state of a save. Blocks; waits for the updates that came before it.
   void take(StateOfSave& state);
   /// One array of an owned parameter, as last taken; empty where the parameter does not have it.
@@ -46,6 +53,7 @@ class StateCopy {
 
  private:
   std::span<float> writable(std::size_t index, StateArray array) const;
+  SavedState saved_;
   std::vector<const Parameter*> parameters_;
   Optimizer optimizer_;
   std::vector<std::size_t> offsets_;  // in values, of each parameter's master
@@ -56,6 +64,10 @@ class StateCopy {
 StateReader state_reader(StateOfSave& state, const ParameterLayout& layout);
 /// Reads the state of a save through one engine's scope.
 StateReader state_reader(OffloadEngine::SaveScope& scope, const ParameterLayout& layout);
+
+/// Digest of the state of an engine, or of all of a group, whose frozen parameters have these hashes, by full name.
+/// Blocks. Throws std::out_of_range where one is missing.
+std::string digest_over_base(std::span<OffloadEngine* const> engines, const std::map<std::string, std::string>& base);
 
 /// Values of the largest parameter.
 std::size_t largest_parameter(const ParameterLayout& layout);

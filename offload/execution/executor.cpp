@@ -108,9 +108,8 @@ void Executor::submit(TaskList& tasks) {
   std::unique_lock lock(mutex_);
   const double now = trace_now();
   for (std::size_t i = 0; i < tasks.size(); ++i) {
-    on_submit(tasks[i]);
-    graph_.add(tasks[i], tasks.dependencies(i));
-    graph_.node(tasks[i].id).ready_at = now;  // unless something that it depends on is done later
+    if (is_update(tasks[i].kind)) on_submit(tasks[i]);
+    graph_.add(tasks[i], tasks.dependencies(i), now);  // it is ready later where something that it depends on is
   }
   tasks.clear();
   wake();
@@ -142,7 +141,7 @@ void Executor::finish_caller_task(TaskId id, StreamView stream) {
     ++steps_made_;
     wake();
     lock.unlock();
-    device_.call_after(stream, [this, id](std::exception_ptr error) { complete(id, std::move(error)); });
+    device_.call_after(stream, [this, id](const std::exception_ptr& error) { complete(id, error); });
   } catch (...) {
     if (!lock.owns_lock()) lock.lock();
     --callbacks_;
@@ -256,11 +255,14 @@ void Executor::wake() {
   for (LaneWorker& worker : workers_) {
     if (worker.asleep && next_task(worker) != no_task) notify(worker);
   }
-  for (Waiter* waiter : {&caller_, &saver_}) {
-    if (!waiter->wanted || !waiter->wanted()) continue;
-    waiter->wanted = nullptr;
-    waiter->wakes.notify_all();
-  }
+  wake(caller_);
+  wake(saver_);
+}
+
+inline void Executor::wake(Waiter& waiter) {
+  if (!waiter.wanted || !waiter.wanted()) return;
+  waiter.wanted = nullptr;
+  waiter.wakes.notify_all();
 }
 
 void Executor::wake_all() {
@@ -272,14 +274,13 @@ void Executor::wake_all() {
 
 // -- device lanes ------------------------------------------------------------------------------------
 
-bool Executor::may_start() const {
-  return overlap_ || std::all_of(in_flight_.begin(), in_flight_.end(), [](int n) { return n == 0; });
+bool Executor::nothing_in_flight() const {
+  return std::all_of(in_flight_.begin(), in_flight_.end(), [](int n) { return n == 0; });
 }
 
 bool Executor::idle() const {
   const auto nothing_ready = [&](Lane lane) { return graph_.ready(lane) == no_task; };
-  return std::all_of(in_flight_.begin(), in_flight_.end(), [](int n) { return n == 0; }) &&
-         std::ranges::all_of(workers_, nothing_ready, &LaneWorker::lane) &&
+  return nothing_in_flight() && std::ranges::all_of(workers_, nothing_ready, &LaneWorker::lane) &&
          std::all_of(device_lanes.begin(), device_lanes.end(), nothing_ready);
 }
 
@@ -327,7 +328,7 @@ void Executor::issue(std::unique_lock<std::mutex>& lock, TaskId id) {
     const NamedRange range = accounts_.range_of(task);
     runner_.issue(task, stream);
     device_.record(event, stream);
-    device_.call_after(stream, [this, id](std::exception_ptr error) { complete(id, std::move(error)); });
+    device_.call_after(stream, [this, id](const std::exception_ptr& error) { complete(id, error); });
   } catch (...) {
     lock.lock();
     --callbacks_;
@@ -343,25 +344,25 @@ void Executor::issue(std::unique_lock<std::mutex>& lock, TaskId id) {
 }
 
 /// Completes a task; called on a thread of the device's, or within `call_after`.
-void Executor::complete(TaskId id, std::exception_ptr error) {
+void Executor::complete(TaskId id, const std::exception_ptr& error) {
   std::unique_lock lock(mutex_);
-  finish(id, std::move(error));
+  finish(id, error);
   --callbacks_;
   wake();
 }
 
-void Executor::finish(TaskId id, std::exception_ptr error) {
+void Executor::finish(TaskId id, const std::exception_ptr& error) {
   TaskNode& node = graph_.node(id);
   const Task& task = node.task;
   const auto lane = static_cast<std::size_t>(task.lane);
   if (task.lane != Lane::caller) --in_flight_[lane];
   ++steps_made_;
-  if (error) return fail(std::move(error));
+  if (error) return fail(error);
   try {  // this may be a thread of the device's, on which nobody would catch what a trace may throw
     const double now = trace_now();
     accounts_.note_done(node, now);
     if (task.lane == Lane::disk) accounts_.note_save_done(id, now);
-    on_done(task);
+    if (is_update(task.kind)) on_done(task);
     if (node.event) spare_events_.push_back(std::move(node.event));
     graph_.mark_done(id, now);
   } catch (...) {
@@ -395,7 +396,7 @@ void Executor::work_loop(LaneWorker& worker) {
       error = std::current_exception();
     }
     lock.lock();
-    finish(id, std::move(error));
+    finish(id, error);
     wake();
   }
 }

@@ -86,9 +86,9 @@ class Executor {
   LaneSeconds busy();
   /// Fails the executor, as a failure of its own would: for the engine's work around the caller's tasks.
   void give_up(std::exception_ptr error);
-  /// Called with the lock held, as each task is taken over; short.
+  /// Called with the lock held, as each task of an update (`is_update`) is taken over; short.
   std::function<void(const Task&)> on_submit;
-  /// Called with the lock held, on any thread, after each task; short.
+  /// Called with the lock held, on any thread, after each task of an update; short.
   std::function<void(const Task&)> on_done;
 
  private:
@@ -118,6 +118,7 @@ class Executor {
   template <class Predicate>
   void sleep_until(std::unique_lock<std::mutex>& lock, Worker& worker, Predicate ready);
   void wake();
+  void wake(Waiter& waiter);
   void wake_all();
   void pass_dropped_saves();
   void end_threads();
@@ -126,11 +127,12 @@ class Executor {
   void work_loop(LaneWorker& worker);
   TaskId next_device_task(const Issuer& issuer) const;
   TaskId next_task(const LaneWorker& worker) const;
-  bool may_start() const;
+  bool may_start() const { return overlap_ || nothing_in_flight(); }
+  bool nothing_in_flight() const;
   bool idle() const;
   void issue(std::unique_lock<std::mutex>& lock, TaskId id);
-  void complete(TaskId id, std::exception_ptr error);
-  void finish(TaskId id, std::exception_ptr error);
+  void complete(TaskId id, const std::exception_ptr& error);
+  void finish(TaskId id, const std::exception_ptr& error);
   void fail(std::exception_ptr error);
   template <class Predicate>
   double wait(std::unique_lock<std::mutex>& lock, Waiter& waiter, std::string_view what, int layer, Predicate done);

@@ -27,8 +27,7 @@ void TaskAccounts::note_save_done(TaskId save, double now) {
   if (since < now) save_waits_until_ = now;
 }
 
-NamedRange TaskAccounts::range_of(const Task& task) const {
-  if (ranges_ == nullptr) return {};
+NamedRange TaskAccounts::told_range_of(const Task& task) const {
   return {*ranges_, name_of(task.lane), task.text(layout_.layer(task.layer).name), task.bytes};
 }
 

@@ -25,7 +25,7 @@ class TaskAccounts {
   /// A save task ends; which updates waited for it and for nothing else is counted.
   void note_save_done(TaskId save, double now);
   /// The span of a task as it happens. Of a task of a device lane it covers the calls that queue it.
-  NamedRange range_of(const Task& task) const;
+  NamedRange range_of(const Task& task) const { return ranges_ == nullptr ? NamedRange() : told_range_of(task); }
 
   /// Totals so far.
   LaneSeconds busy() const;
@@ -33,6 +33,8 @@ class TaskAccounts {
   double save_wait_seconds() const noexcept { return save_waits_; }
 
  private:
+  NamedRange told_range_of(const Task& task) const;
+
   const TaskGraph& graph_;
   const ParameterLayout& layout_;
   Trace* trace_;

@@ -28,7 +28,7 @@ const Task& SaveReader::expected(const Parameter& p, StateArray array, std::int6
   }
   throw MisuseError(fmt::format("a save reads element {} of {}", element - p.offset, p.full_name),
                     "it is not what comes next",
-                    "read all owned parameters in model order, each array from its beginning");
+                    "read all owned parameters in model order, frozen ones or not, each array from its beginning");
 }
 
 void SaveReader::read(const Parameter& p, StateArray array, std::int64_t first, std::span<float> values) {
@@ -36,7 +36,20 @@ void SaveReader::read(const Parameter& p, StateArray array, std::int64_t first, 
                 [&](std::int64_t at, std::span<float> own) { read_own(p, array, at, own); });
 }
 
+/// Ends tasks of frozen parameters that come before the trained one that is asked for: of what never changes, nothing
+/// waits to be read.
+void SaveReader::pass_over_frozen(const Parameter& p) {
+  if (begun_ || !p.options.trainable) return;
+  const auto is_frozen = [&](const Task& task) { return task.begin >= layout_.layer(task.layer).state_elements; };
+  while (next_ < tasks_.size() && is_frozen(tasks_[next_])) {
+    executor_.begin_save_task(tasks_[next_].id);
+    executor_.finish_save_task(tasks_[next_].id);
+    ++next_;
+  }
+}
+
 void SaveReader::read_own(const Parameter& p, StateArray array, std::int64_t first, std::span<float> values) {
+  if (!values.empty()) pass_over_frozen(p);
   while (!values.empty()) {
     const Task& task = expected(p, array, p.offset + first);
     if (!begun_) {

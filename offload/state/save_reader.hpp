@@ -24,11 +24,12 @@ class SaveReader {
   SaveReader(const SaveReader&) = delete;
   SaveReader& operator=(const SaveReader&) = delete;
 
-  /// See OffloadEngine::SaveScope.
+  /// See OffloadEngine::SaveScope. Frozen parameters may be left out.
   void read(const Parameter& parameter, StateArray array, std::int64_t first, std::span<float> values);
   void read_own(const Parameter& parameter, StateArray array, std::int64_t first, std::span<float> values);
 
  private:
+  void pass_over_frozen(const Parameter& parameter);
   const Task& expected(const Parameter& parameter, StateArray array, std::int64_t element) const;
 
   Executor& executor_;

@@ -1,5 +1,7 @@
 #include "offload/state/state_access.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cstring>
 
@@ -15,6 +17,12 @@ namespace {
 // Elements read or written at a time: 4 MiB of fp32, and no more beside it where other formats are converted.
 constexpr std::int64_t chunk_elements = std::int64_t{1} << 20;
 
+/// The values of a coded parameter are neither written nor read here: its codes are.
+[[noreturn]] void refuse_coded(const char* call, const Parameter& parameter) {
+  throw MisuseError(fmt::format("{} of the values of {}", call, parameter.full_name), "it is stored in another format",
+                    "write its codes, and fetch its layer to see its values");
+}
+
 }  // namespace
 
 StateAccess::StateAccess(Device& device, const ParameterLayout& layout, const Plan& plan, const Storage& storage,
@@ -24,7 +32,8 @@ StateAccess::StateAccess(Device& device, const ParameterLayout& layout, const Pl
       plan_(plan),
       storage_(storage),
       stream_(device.make_stream("state access")),
-      watchdog_seconds_(watchdog_seconds) {}
+      watchdog_seconds_(watchdog_seconds),
+      coded_(device, layout, storage, watchdog_seconds) {}
 
 void StateAccess::copy(void* to, const void* from, std::size_t bytes, CopyKind kind) const {
   device_.copy(to, from, bytes, kind, stream_);
@@ -61,6 +70,7 @@ bool StateAccess::has(const Parameter& parameter, StateArray array) const noexce
 
 void StateAccess::read(const Parameter& parameter, StateArray array, std::int64_t first,
                        std::span<float> values) const {
+  if (parameter.coded() && array == StateArray::master) refuse_coded("read", parameter);
   if (!has(parameter, array)) {
     std::fill(values.begin(), values.end(), 0.0F);
     return;
@@ -161,6 +171,7 @@ void StateAccess::read_weights(const Parameter& parameter, std::int64_t first, s
 void StateAccess::write(const Parameter& parameter, StateArray array, std::int64_t first,
                         std::span<const float> values) const {
   if (!has(parameter, array)) return;
+  if (parameter.coded()) refuse_coded("write", parameter);
   if (parameter.options.trainable) {
     const auto write_one = [&](const Piece& p) {
       write_piece(p.subgroup, array, p.at,
@@ -295,11 +306,24 @@ std::string StateAccess::digest(std::span<const std::int64_t> missed, const Read
   return digest(missed, read, nullptr);
 }
 
+/// A coded parameter has no moments, and as a master the hash of its codes and scales.
+void StateAccess::add_coded(StateDigest& digest, const Parameter& parameter) const {
+  digest.begin_parameter(parameter.full_name);
+  digest.add_block(coded_.hash(parameter));
+  for (std::size_t i = 0; i < state_arrays.size(); ++i) digest.end_array();
+  digest.end_parameter(0);
+}
+
 /// Digest of the state on `threads`, or on this thread where that is null.
 std::string StateAccess::digest(std::span<const std::int64_t> missed, const Reader& read, Parallel* threads) const {
   StateDigest digest;
   std::size_t index = 0;
   for (const Parameter* p : layout_.owned_parameters()) {
+    if (p->coded()) {
+      add_coded(digest, *p);
+      ++index;
+      continue;
+    }
     const std::int64_t blocks = (p->count + state_digest_block - 1) / state_digest_block;
     std::vector<StateDigest::BlockHash> hashes(state_arrays.size() * static_cast<std::size_t>(blocks));
     const auto hash = [&](std::int64_t i) {

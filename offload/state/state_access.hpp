@@ -11,6 +11,7 @@
 #include "core/host/parallel.hpp"
 #include "core/params/parameter_layout.hpp"
 #include "core/params/state_digest.hpp"
+#include "offload/state/coded_weights.hpp"
 #include "offload/storage/storage.hpp"
 #include "scheduler/plan/plan.hpp"
 
@@ -31,14 +32,17 @@ class StateAccess {
   void read(const Parameter& parameter, StateArray array, std::int64_t first, std::span<float> values) const;
   /// Writes elements of one array, any of them: those that are not the rank's own are left out, as is an array that the
   /// parameter does not have. A master also sets the
-  /// weight. Moments are rounded to nearest where the format keeps fewer bits, which leaves values read from the same
-  /// format unchanged. On the threads of the device's host kernels, with part_elements of scratch each; to the device
-  /// by few large copies, with the scratch of `read`. Blocks.
+  /// weight; that of a coded parameter is refused. Moments are rounded to nearest where the format keeps fewer bits,
+  /// which leaves values read from the same format unchanged. On the threads of the device's host kernels, with
+  /// part_elements of scratch each; to the device by few large copies, with the scratch of `read`. Blocks.
   void write(const Parameter& parameter, StateArray array, std::int64_t first, std::span<const float> values) const;
+  /// Sink for the stored form of a coded parameter.
+  CodeSink& write_codes(const Parameter& parameter) { return coded_.begin(parameter); }
   /// Reads a range of one array of a parameter, as `read` does.
   using Reader = std::function<void(const Parameter&, StateArray, std::int64_t first, std::span<float>)>;
   /// Digest of the state, see docs/state-digest.md. `missed`: updates that each owned parameter has missed; empty:
   /// none. On the threads and with the scratch of `write`. Blocks.
+  /// A coded parameter counts by the hash of what was written, see CodedWeights.
   std::string digest(std::span<const std::int64_t> missed) const;
   /// Digest of what `read` gives, on the calling thread, a range after the other in one order.
   std::string digest(std::span<const std::int64_t> missed, const Reader& read) const;
@@ -47,6 +51,7 @@ class StateAccess {
   static StateDigest::BlockHash hash_block(const Parameter& parameter, StateArray array, std::int64_t first,
                                            const Reader& read);
   std::string digest(std::span<const std::int64_t> missed, const Reader& read, Parallel* threads) const;
+  void add_coded(StateDigest& digest, const Parameter& parameter) const;
   bool has(const Parameter& parameter, StateArray array) const noexcept;
   void read_piece(int subgroup, StateArray array, std::int64_t at, std::span<float> values) const;
   void write_piece(int subgroup, StateArray array, std::int64_t at, std::span<const float> values) const;
@@ -82,6 +87,7 @@ class StateAccess {
   const Storage& storage_;
   Stream stream_;
   double watchdog_seconds_;
+  CodedWeights coded_;
 };
 
 }  // namespace tandem

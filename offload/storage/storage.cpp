@@ -95,6 +95,9 @@ class PlanCarver {
       case Buffer::weights:
         carving_.weight_buffers.push_back(data);
         break;
+      case Buffer::decoded:
+        carving_.decoded = data;
+        break;
       case Buffer::gradient:
         carving_.gradient_buffers.push_back(data);
         break;

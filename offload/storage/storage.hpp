@@ -46,6 +46,7 @@ struct Carving {
   std::vector<std::byte*> resident_weights;  ///< by layer, as Layer::weight_offset says; null where not resident
   std::vector<std::byte*> host_weights;      ///< by layer, of the rank's slice; null where the host has none
   std::vector<std::byte*> weight_buffers;
+  std::byte* decoded = nullptr;  ///< bf16 values of one layer's coded weights; null where none are coded
   std::vector<std::byte*> gradient_buffers;  ///< gradients of one layer at a time, as Layer::gradient_offset says
   std::vector<std::byte*> receive_buffers;   ///< parts of a gradient that other ranks send, one after another
   std::vector<float*> sum_buffers;
@@ -84,6 +85,7 @@ class Storage {
     return carving_.host_weights[l] + weight_place(layout_.layer(layer), slices_[l], element);
   }
   std::byte* weight_buffer(int i) const { return carving_.weight_buffers[static_cast<std::size_t>(i)]; }
+  std::byte* decoded() const noexcept { return carving_.decoded; }
   std::byte* gradient_buffer(int i) const { return carving_.gradient_buffers[static_cast<std::size_t>(i)]; }
   std::byte* receive_buffer(int i) const { return carving_.receive_buffers[static_cast<std::size_t>(i)]; }
   /// Slice of a layer that the rank owns.

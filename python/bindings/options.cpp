@@ -58,7 +58,8 @@ void bind_offload_options(nb::module_& m) {
       .text(
           "speculate", &O::speculate, speculate_of, [](Speculate v) { return tandem::name_of(v); },
           "\"on\": updates on the CPU run before the gradient norm is known, and are taken back to the bit where it clips or the "
-          "step is skipped; \"auto\": while most steps are neither; \"off\".")
+          "step is skipped, and a plan without memory for it does not fit; \"auto\": where there is memory, while most steps are "
+          "neither; \"off\".")
       .value("clips", &O::clips, "bool", "Whether steps clip the norm. For the performance model.")
       .value("overlap", &O::overlap, "bool", "False: one task after another.")
       .value("poison_released", &O::poison_released, "bool",

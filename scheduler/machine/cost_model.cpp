@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "core/base/error.hpp"
+#include "core/ops/undo_record.hpp"
 
 namespace tandem {
 namespace {
@@ -190,6 +191,8 @@ MachineProfile in_format(MachineProfile profile, StateFormat state) {
 CostModel::CostModel(const MachineProfile& p, StateFormat state, int update_threads)
     : CostModel(in_format(with_update_threads(p, update_threads), state)) {
   device_update_bytes_ = update_bytes_each(state);
+  // A code and a quarter of a byte for what has none, and what is kept whole.
+  record_bytes_ = 1.25 + static_cast<double>(undo_kept_bytes(state)) / static_cast<double>(layout_quantum);
 }
 
 CostModel::CostModel(const MachineProfile& p)
@@ -347,8 +350,7 @@ TaskCost CostModel::of_piece(const Task& task, double count, double bytes, bool 
     case TaskKind::speculate:
     case TaskKind::retract: {
       // The record is read or written beside.
-      constexpr double record_bytes = 1.25;
-      const double moved = cpu_update_bytes_ + record_bytes;
+      const double moved = cpu_update_bytes_ + record_bytes_;
       return on_cpu(count / cpu_update_ * moved / cpu_update_bytes_, count * moved, cpu_core_share_);
     }
     case TaskKind::update_cpu:

@@ -126,6 +126,7 @@ class CostModel {
   double device_bandwidth_;
   double device_update_;
   double device_update_bytes_ = 0.0;
+  double record_bytes_ = 0.0;  ///< for each parameter, of an update that may be taken back
   double launch_;
   double device_core_share_;
   double to_device_;

@@ -1,6 +1,7 @@
 #pragma once
 // The buffers of an offload engine, row by row of the memory table: one list, by which a plan counts bytes and an
 // engine carves its blocks, so that the two cannot disagree.
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <string_view>
@@ -17,6 +18,7 @@ namespace tandem {
 enum class Buffer : std::uint8_t {
   layer_weights,      ///< weights of a layer: on the device whole, on the host the rank's slice
   weights,            ///< weights of one layer at a time, of a size class
+  decoded,            ///< bf16 values of one layer's coded weights, while that is used
   gradient,           ///< gradient of one layer at a time, of a size class
   received,           ///< parts of one layer's gradient that all other ranks send
   sum,                ///< fp32 sum of a layer's gradients, of the rank's slice
@@ -55,6 +57,8 @@ class MemoryLayout {
     });
     out_.row("weights, streamed", Place::device);
     for_classes(Buffer::weights, &SizeClass::weight_buffers, [](const SizeClass& size) { return size.weight_bytes; });
+    out_.row("weights, decoded", Place::device);
+    if (const std::size_t bytes = decoded_bytes(); bytes > 0) out_.take(Buffer::decoded, 0, bytes);
     out_.row("gradients, working", Place::device);
     for_classes(Buffer::gradient, &SizeClass::gradient_buffers,
                 [](const SizeClass& size) { return size.gradient_bytes; });
@@ -136,6 +140,13 @@ class MemoryLayout {
     return static_cast<std::size_t>(elements) * bytes_each;
   }
   static std::size_t norm_bytes(const Subgroup& s) { return bytes_of(s.count() / layout_quantum, fp64_bytes); }
+
+  /// Bytes of the decoded weights of the layer that has most; 0: none has any.
+  std::size_t decoded_bytes() const {
+    std::int64_t most = 0;
+    for (const Layer& layer : layout_.layers()) most = std::max(most, layer.decoded_elements);
+    return bytes_of(most, bf16_bytes);
+  }
 
   /// Whether some streamed subgroup's gradient lies on the host.
   bool fetches_gradients() const {

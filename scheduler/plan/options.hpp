@@ -14,8 +14,8 @@ namespace tandem {
 
 enum class OnNonfinite : std::uint8_t { skip, stop };
 
-/// Whether updates on the CPU run in backward, before the gradient norm is known, and are taken back where it clips or the
-/// step is skipped. `automatic`: while most steps are neither.
+/// Whether updates on the CPU run in backward, before the gradient norm is known, and are taken back where it clips or
+/// the step is skipped. `automatic`: while most steps are neither.
 enum class Speculate : std::uint8_t { off, automatic, on };
 
 /// The three ways to update a subgroup: on the CPU, streamed through the device, or resident there.
@@ -66,9 +66,11 @@ struct OffloadOptions {
   /// Whether steps clip the gradient norm (StepOptions::max_grad_norm > 0). Where they do not, and stop at a gradient
   /// that is not finite, updates run in backward. For the performance model alone.
   bool clips = true;
-  /// Needs memory on the host for what takes updates back, a little above a byte for each parameter that the CPU updates:
-  /// `on`, or the plan does not fit; `automatic` goes without where there is none. Never changes a bit.
-  Speculate speculate = Speculate::off;
+  /// Needs memory on the host for what takes updates back, a little above a byte for each parameter that the CPU
+  /// updates: `on`, or the plan does not fit; `automatic` goes without where there is none. Never changes a bit. Steps
+  /// that are open-ended or leave gradients out (StepOptions) do not speculate: a caller of these alone says `off`,
+  /// which books none.
+  Speculate speculate = Speculate::automatic;
   bool overlap = true;  ///< false: one task after another, to measure what overlap is worth
   /// For debugging: fills a weight buffer with NaN when its guard goes, so that a view which outlives the guard is
   /// seen. A layer is then copied anew for each use; those that stay on the device are left alone.

@@ -199,11 +199,21 @@ Plan improve(const ParameterLayout& layout, const OffloadOptions& options, const
     }
     wish = knobs;
   }
-  if (options.speculate == Speculate::automatic) {
-    wish.speculates = true;
-    attempt(wish);
-  }
   return plan;
+}
+
+/// The plan with memory for updates ahead of the norm, where that is left: of what is free now, though a ceiling may
+/// insist on more.
+Plan with_speculation(const ParameterLayout& layout, const OffloadOptions& options, PlanningFacts facts, Knobs& knobs,
+                      Plan plan, std::size_t budget) {
+  if (plan.shares().cpu == 0) return plan;
+  facts.host_limit = 0;
+  Knobs wish = knobs;
+  wish.speculates = true;
+  Plan ahead = build(layout, options, wish);
+  if (device_bytes_of(ahead, facts) > budget || over_host_memory(options, facts, ahead) > 0) return plan;
+  knobs = wish;
+  return ahead;
 }
 
 /// The plan with as little of the state in a file as brings it under the host memory that there is, or all of it. Less
@@ -315,6 +325,9 @@ Plan plan_fixed(const ParameterLayout& layout, const OffloadOptions& options, co
   const std::size_t budget = ceiling > options.reserved_device_memory ? ceiling - options.reserved_device_memory : 0;
   if (device_bytes_of(plan, facts) > budget) refuse_device(layout, options, facts, plan, ceiling);
   plan = improve(layout, options, facts, knobs, std::move(plan), budget);
+  if (options.speculate == Speculate::automatic) {
+    plan = with_speculation(layout, options, facts, knobs, std::move(plan), budget);
+  }
   if (options.state_folder) plan = with_state_in_file(layout, options, facts, knobs, std::move(plan));
   plan.device_memory = ceiling;
   return plan;

@@ -137,6 +137,9 @@ struct Plan {
   /// Parameters (padded) whose update may run before the gradient norm is known.
   std::int64_t speculating_parameters() const noexcept;
   bool speculates() const noexcept { return speculating_parameters() > 0; }
+  /// Whether a step is predicted as one whose updates ran ahead of the norm and stayed: where that was asked for. With
+  /// `auto` it is up to the norms, and a step is predicted as one that waits, which takes longer.
+  bool counts_on_speculation() const noexcept { return speculate == Speculate::on && speculates(); }
   /// Bytes of state in a file that a step reads there, and writes back.
   std::size_t file_bytes_of_step() const noexcept;
   /// Bytes that a subgroup's state takes in the file, piece by piece.

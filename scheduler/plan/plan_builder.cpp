@@ -352,16 +352,16 @@ std::vector<int> PlanBuilder::longest_rows(const std::vector<bool>& held) const 
 void PlanBuilder::size_classes() {
   std::vector<int> order(static_cast<std::size_t>(layout_.layer_count()));
   std::iota(order.begin(), order.end(), 0);
-  std::stable_sort(order.begin(), order.end(),
-                   [&](int a, int b) { return layout_.layer(a).elements > layout_.layer(b).elements; });
+  const auto bytes_of = [&](int l) { return layout_.layer(l).weight_offset(layout_.layer(l).elements); };
+  std::stable_sort(order.begin(), order.end(), [&](int a, int b) { return bytes_of(a) > bytes_of(b); });
   for (const int l : order) {
     const Layer& layer = layout_.layer(l);
+    const auto bytes = static_cast<double>(bytes_of(l));
     const bool opens =
-        plan_.size_classes.empty() || static_cast<double>(layer.elements) <
-                                          class_ratio * static_cast<double>(plan_.size_classes.back().weight_elements);
-    if (opens) plan_.size_classes.push_back({.weight_elements = layer.elements});
+        plan_.size_classes.empty() || bytes < class_ratio * static_cast<double>(plan_.size_classes.back().weight_bytes);
+    if (opens) plan_.size_classes.push_back({.weight_bytes = bytes_of(l)});
     SizeClass& size = plan_.size_classes.back();
-    size.weight_bytes = std::max(size.weight_bytes, layer.weight_offset(layer.elements));
+    size.weight_elements = std::max(size.weight_elements, layer.elements);
     size.gradient_elements = std::max(size.gradient_elements, layer.state_elements);
     size.gradient_bytes = std::max(size.gradient_bytes, layer.gradient_offset(layer.state_elements));
     size.sum_elements = std::max(size.sum_elements, slice_of_state(l).count());

@@ -18,8 +18,10 @@ StepRates median_of(const std::vector<StepRates>& steps) {
   StepRates middle;
   for (const Rate rate : all_rates) {
     std::vector<double> values;
-    for (const StepRates& s : steps) values.push_back(s.*rate);
-    middle.*rate = median(std::move(values));
+    for (const StepRates& s : steps) {
+      if (s.*rate > 0.0) values.push_back(s.*rate);  // else that step does not tell
+    }
+    if (!values.empty()) middle.*rate = median(std::move(values));
   }
   return middle;
 }
@@ -33,6 +35,8 @@ double ratio(const StepRates& measured, const StepRates& predicted, Rate rate) {
 std::optional<Plan> with_all(UpdatePath path, const Plan& plan, const ParameterLayout& layout, OffloadOptions options,
                              const PlanningFacts& facts) {
   options.policy = Policy::static_share(0.0);
+  // Memory for updates ahead of the norm takes the room that is left then.
+  if (options.speculate == Speculate::automatic) options.speculate = Speculate::off;
   std::vector<UpdatePath>& paths = options.paths.emplace();
   for (const Subgroup& s : plan.subgroups) {
     paths.push_back(s.tier == Tier::device ? UpdatePath::resident : path);

@@ -62,9 +62,9 @@ TaskId StepCaller::warm_up() {
 }
 
 void StepCaller::begin_step() {
-  const UpdateTime time = plan_.updates_in_backward ? UpdateTime::in_backward
-                          : plan_.speculates()      ? UpdateTime::speculative
-                                                    : UpdateTime::after_norm;
+  const UpdateTime time = plan_.updates_in_backward       ? UpdateTime::in_backward
+                          : plan_.counts_on_speculation() ? UpdateTime::speculative
+                                                          : UpdateTime::after_norm;
   lowering_.begin_step({.micro_batches = walked_.micro_batches}, time);
   lowering_.prefetch(tasks_.emitted());
   tasks_.submit();

@@ -22,7 +22,7 @@ Simulator::Simulator(const ParameterLayout& layout, const Plan& plan, const Mach
       caller_(layout, plan, costs_, compute, walked, whole, lowering_, tasks_),
       lanes_(layout, tasks_,
              options.disk_share > 0.0 ? std::optional(costs_.writing(options.disk_share)) : std::nullopt),
-      ahead_(plan.updates_in_backward || plan.speculates()),
+      ahead_(plan.updates_in_backward || plan.counts_on_speculation()),
       settles_(ahead_) {}
 
 Simulation Simulator::run() {

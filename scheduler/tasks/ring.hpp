@@ -1,5 +1,6 @@
 #pragma once
 // A queue that allocates nothing once it has been as long as it gets.
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <utility>
@@ -21,9 +22,16 @@ class Ring {
   T& operator[](std::int64_t number) noexcept { return slots_[slot(number)]; }
   const T& operator[](std::int64_t number) const noexcept { return slots_[slot(number)]; }
 
-  T& push(T element) {
-    if (static_cast<std::size_t>(end_ - begin_) == slots_.size()) grow();
-    return slots_[slot(end_++)] = std::move(element);
+  T& push(T element) { return push() = std::move(element); }
+  /// The new last element, as whoever had its slot left it.
+  T& push() {
+    if (end_ - begin_ == capacity_) grow();
+    return slots_[slot(end_++)];
+  }
+  /// The new first element, likewise: its number is the one below those of all others.
+  T& push_front() {
+    if (end_ - begin_ == capacity_) grow();
+    return slots_[slot(--begin_)];
   }
   /// Removes what comes before `number`. The elements are not destroyed: later pushes take their slots.
   void pop_before(std::int64_t number) noexcept { begin_ = number; }
@@ -32,18 +40,18 @@ class Ring {
 
  private:
   /// The number of slots is a power of two, so that those in use stay apart.
-  std::size_t slot(std::int64_t number) const noexcept {
-    return static_cast<std::size_t>(number) & (slots_.size() - 1);
-  }
+  std::size_t slot(std::int64_t number) const noexcept { return static_cast<std::size_t>(number & (capacity_ - 1)); }
   void grow() {
-    constexpr std::size_t at_first = 64;
+    constexpr std::int64_t at_first = 64;
     Ring larger(begin_);
-    larger.slots_.resize(slots_.empty() ? at_first : 2 * slots_.size());
+    larger.capacity_ = std::max(at_first, 2 * capacity_);
+    larger.slots_.resize(static_cast<std::size_t>(larger.capacity_));
     for (; larger.end_ < end_; ++larger.end_) larger[larger.end_] = std::move((*this)[larger.end_]);
     *this = std::move(larger);
   }
 
   std::vector<T> slots_;
+  std::int64_t capacity_ = 0;  ///< number of slots, which the vector would have to divide for
   std::int64_t begin_;
   std::int64_t end_;
 };

@@ -96,24 +96,6 @@ std::uint64_t accumulation_bytes(const Task& task) noexcept {
          static_cast<std::uint64_t>((alone ? 0 : sum_bytes) + (task.last_micro ? 2 : 0));
 }
 
-Task& TaskList::add(const Task& task) {
-  first_dependency_.push_back(dependencies_.size());
-  return tasks_.emplace_back(task);
-}
-
-void TaskList::depends_on(TaskId first) {
-  if (first != no_task) dependencies_.push_back(first);
-}
-
-void TaskList::depends_on(std::span<const TaskId> first) {
-  dependencies_.insert(dependencies_.end(), first.begin(), first.end());
-}
-
-std::span<const TaskId> TaskList::dependencies(std::size_t i) const {
-  const std::size_t end = i + 1 < size() ? first_dependency_[i + 1] : dependencies_.size();
-  return std::span(dependencies_).subspan(first_dependency_[i], end - first_dependency_[i]);
-}
-
 void TaskList::clear() noexcept {
   tasks_.clear();
   first_dependency_.clear();
@@ -135,21 +117,6 @@ bool takes_subgroup_whole(const Task& task) noexcept {
       return task.staging < 0;
     case TaskKind::finish_gradient:
       return task.lane == Lane::device;
-    default:
-      return false;
-  }
-}
-
-bool is_update(TaskKind kind) noexcept {
-  switch (kind) {
-    case TaskKind::read_state:
-    case TaskKind::load_state:
-    case TaskKind::update_streamed:
-    case TaskKind::update_resident:
-    case TaskKind::store_weights:
-    case TaskKind::update_cpu:
-    case TaskKind::push_weights:
-      return true;
     default:
       return false;
   }

@@ -69,7 +69,20 @@ enum class TaskKind : std::uint8_t {
 std::string_view name_of(TaskKind kind) noexcept;
 /// Whether the task is part of the update: between the norm and the new weights. State on its way back to the host is
 /// not, for nobody waits for it before the next update.
-bool is_update(TaskKind kind) noexcept;
+constexpr bool is_update(TaskKind kind) noexcept {
+  switch (kind) {
+    case TaskKind::read_state:
+    case TaskKind::load_state:
+    case TaskKind::update_streamed:
+    case TaskKind::update_resident:
+    case TaskKind::store_weights:
+    case TaskKind::update_cpu:
+    case TaskKind::push_weights:
+      return true;
+    default:
+      return false;
+  }
+}
 
 struct Task {
   TaskId id = no_task;
@@ -117,11 +130,21 @@ std::uint64_t accumulation_bytes(const Task& task) noexcept;
 class TaskList {
  public:
   /// The new last task.
-  Task& add(const Task& task);
+  Task& add(const Task& task) {
+    first_dependency_.push_back(dependencies_.size());
+    return tasks_.emplace_back(task);
+  }
   /// Adds dependencies of the last task; `no_task` is none.
-  void depends_on(TaskId first);
-  void depends_on(std::span<const TaskId> first);
-  std::span<const TaskId> dependencies(std::size_t i) const;
+  void depends_on(TaskId first) {
+    if (first != no_task) dependencies_.push_back(first);
+  }
+  void depends_on(std::span<const TaskId> first) {
+    dependencies_.insert(dependencies_.end(), first.begin(), first.end());
+  }
+  std::span<const TaskId> dependencies(std::size_t i) const {
+    const std::size_t end = i + 1 < size() ? first_dependency_[i + 1] : dependencies_.size();
+    return std::span(dependencies_).subspan(first_dependency_[i], end - first_dependency_[i]);
+  }
 
   std::size_t size() const noexcept { return tasks_.size(); }
   bool empty() const noexcept { return tasks_.empty(); }

@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <utility>
+
 #include "core/base/error.hpp"
 
 namespace tandem {
@@ -20,41 +22,45 @@ void TaskGraph::restart(TaskId first) {
   nodes_.restart(first);
   of_peers_.restart();
   edges_.restart();
-  for (Ready& ready : ready_) ready.clear();
+  for (ReadyQueue& ready : ready_) ready.clear();
 }
 
-void TaskGraph::add(const Task& task, std::span<const TaskId> dependencies) {
+void TaskGraph::add(const Task& task, std::span<const TaskId> dependencies, double now) {
   if (task.id != end()) throw MisuseError("tasks must be added in the order of their ids");
-  TaskNode added;
+  TaskNode& added = nodes_.push();
   added.task = task;
+  added.event = {};
+  added.range.end();
+  added.issued = added.done = false;
+  added.issued_at = 0.0;
+  added.ready_at = now;
+  added.waiting_for = added.undone = 0;
+  added.after_issue = added.after_done = no_edge;
   added.first_edge = edges_.end();
   for (const TaskId d : dependencies) {
     if (done(d)) continue;
     TaskNode& first = node(d);
-    const bool by_done = first.issued || needs_done(first.task, task);
-    Edge edge{d, task.id};
-    edge.counts = !first.issued || needs_done(first.task, task);
-    edge.next = std::exchange(by_done ? first.after_done : first.after_issue, edges_.end());
-    if (edge.counts) ++added.waiting_for;
-    edges_.push(edge);
+    const bool waits_for_end = needs_done(first.task, task);
+    EdgeId& list = first.issued || waits_for_end ? first.after_done : first.after_issue;
+    const bool counts = !first.issued || waits_for_end;
+    edges_.push({d, task.id, std::exchange(list, edges_.end()), counts});
+    ++added.undone;
+    if (counts) ++added.waiting_for;
   }
   if (task.lane == Lane::peers) of_peers_.push(task.id);
-  const TaskNode& node = nodes_.push(std::move(added));
-  if (node.waiting_for == 0) make_ready(node);
+  if (added.waiting_for == 0) make_ready(added);
 }
 
 void TaskGraph::make_ready(const TaskNode& node) {
   if (node.task.lane == Lane::caller) return;
   // Exchanges between ranks have one order on all of them, whatever is ready where.
   const int priority = node.task.lane == Lane::peers ? 0 : node.task.priority;
-  ready_[static_cast<std::size_t>(node.task.lane)].emplace(priority, node.task.id);
+  ready_[static_cast<std::size_t>(node.task.lane)].push(priority, node.task.id);
 }
 
 /// Releases an edge: the task at its end waits for one task less.
-void TaskGraph::release(Edge& edge) {
-  if (!std::exchange(edge.counts, false)) return;
-  TaskNode& waiter = node(edge.second);
-  if (--waiter.waiting_for == 0) make_ready(waiter);
+inline void TaskGraph::release(Edge& edge, TaskNode& waiter) {
+  if (std::exchange(edge.counts, false) && --waiter.waiting_for == 0) make_ready(waiter);
 }
 
 void TaskGraph::mark_issued(TaskId id) {
@@ -63,7 +69,7 @@ void TaskGraph::mark_issued(TaskId id) {
   // Released, they are still told when it is done.
   for (EdgeId e = std::exchange(n.after_issue, no_edge); e != no_edge;) {
     Edge& edge = edges_[e];
-    release(edge);
+    release(edge, node(edge.second));
     const EdgeId next = edge.next;
     edge.next = std::exchange(n.after_done, e);
     e = next;
@@ -71,36 +77,26 @@ void TaskGraph::mark_issued(TaskId id) {
 }
 
 void TaskGraph::mark_done(TaskId id, double now) {
-  mark_issued(id);
   TaskNode& n = node(id);
-  n.done = true;
-  for (EdgeId e = n.after_done; e != no_edge; e = edges_[e].next) {
-    node(edges_[e].second).ready_at = now;
-    release(edges_[e]);
+  n.issued = n.done = true;
+  for (const EdgeId list : {n.after_issue, n.after_done}) {
+    for (EdgeId e = list; e != no_edge; e = edges_[e].next) {
+      TaskNode& waiter = node(edges_[e].second);
+      waiter.ready_at = now;
+      --waiter.undone;
+      release(edges_[e], waiter);
+    }
   }
-  TaskId oldest = begin();
+  if (id != begin()) return;
+  TaskId oldest = id;
   while (known(oldest) && node(oldest).done) ++oldest;
   edges_.pop_before(known(oldest) ? node(oldest).first_edge : edges_.end());
   nodes_.pop_before(oldest);
 }
 
-TaskId TaskGraph::ready(Lane lane) const {
-  const Ready& queue = ready_[static_cast<std::size_t>(lane)];
-  const TaskId id = queue.empty() ? no_task : queue.top().second;
-  return lane == Lane::peers && id != no_task && id != of_peers_[of_peers_.begin()] ? no_task : id;
-}
-
 void TaskGraph::take(Lane lane) {
   ready_[static_cast<std::size_t>(lane)].pop();
   if (lane == Lane::peers) of_peers_.pop_before(of_peers_.begin() + 1);
-}
-
-bool TaskGraph::dependencies_done(TaskId id) const {
-  const EdgeId end = end_of_edges(id);
-  for (EdgeId e = node(id).first_edge; e < end; ++e) {
-    if (!done(edges_[e].first)) return false;
-  }
-  return true;
 }
 
 std::string TaskGraph::who_waits(const ParameterLayout& layout) const {

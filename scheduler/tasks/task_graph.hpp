@@ -4,15 +4,13 @@
 // flight than ever before.
 #include <array>
 #include <cstdint>
-#include <queue>
 #include <span>
 #include <string>
-#include <utility>
-#include <vector>
 
 #include "core/base/named_range.hpp"
 #include "core/device/device.hpp"
 #include "core/params/parameter_layout.hpp"
+#include "scheduler/tasks/ready_queue.hpp"
 #include "scheduler/tasks/ring.hpp"
 #include "scheduler/tasks/task.hpp"
 
@@ -48,6 +46,7 @@ struct TaskNode {
   double issued_at = 0.0;        ///< the executor's time of issue, in seconds
   double ready_at = 0.0;         ///< when the last that it depends on was done, as `mark_done` was told
   int waiting_for = 0;           ///< dependencies not yet as far as this task needs them
+  int undone = 0;                ///< dependencies that are not done
   EdgeId first_edge = no_edge;   ///< its own dependencies are those from here to where the next task's begin
   EdgeId after_issue = no_edge;  ///< the list of those who become readier when it is issued
   EdgeId after_done = no_edge;   ///< the list of those who are told when it is done
@@ -63,8 +62,8 @@ class TaskGraph {
   /// Empties the graph, and keeps its memory.
   void restart(TaskId first);
 
-  /// Adds a task whose id is the next one. Dependencies that are gone are met.
-  void add(const Task& task, std::span<const TaskId> dependencies);
+  /// Adds a task whose id is the next one. Dependencies that are gone are met. `now`: ready_at of a task that is ready.
+  void add(const Task& task, std::span<const TaskId> dependencies, double now = 0.0);
   /// Once or more often.
   void mark_issued(TaskId id);
   /// Once; issued or not. The task is forgotten once all before it are done.
@@ -72,7 +71,12 @@ class TaskGraph {
 
   /// The readiest task of a lane, or no_task: of the peers' lane the next one in order, if it is ready. `take` removes
   /// it from the ready ones.
-  TaskId ready(Lane lane) const;
+  TaskId ready(Lane lane) const {
+    const ReadyQueue& queue = ready_[static_cast<std::size_t>(lane)];
+    if (queue.empty()) return no_task;
+    const TaskId id = queue.first();
+    return lane == Lane::peers && id != of_peers_[of_peers_.begin()] ? no_task : id;
+  }
   void take(Lane lane);
 
   bool known(TaskId id) const noexcept { return nodes_.holds(id); }
@@ -83,7 +87,7 @@ class TaskGraph {
   /// Calls `call(const TaskNode&)` for each task that a known one depends on and that is not done.
   template <class Call>
   void for_unfinished(TaskId id, Call call) const;
-  bool dependencies_done(TaskId id) const;
+  bool dependencies_done(TaskId id) const { return node(id).undone == 0; }
   /// Calls `call(const TaskNode&)` for each task that waits for this one, known and issued, and for nothing else.
   template <class Call>
   void for_last_waiting(TaskId id, Call call) const;
@@ -96,19 +100,14 @@ class TaskGraph {
   std::string who_waits(const ParameterLayout& layout) const;
 
  private:
-  using Entry = std::pair<int, TaskId>;  // priority, id: the smaller first
-  struct Ready : std::priority_queue<Entry, std::vector<Entry>, std::greater<>> {
-    void clear() noexcept { c.clear(); }
-  };
-
-  void release(Edge& edge);
+  void release(Edge& edge, TaskNode& waiter);
   void make_ready(const TaskNode& node);
   EdgeId end_of_edges(TaskId id) const { return known(id + 1) ? node(id + 1).first_edge : edges_.end(); }
 
   Ring<TaskNode> nodes_;
   Ring<TaskId> of_peers_;  ///< tasks of the peers' lane that are not taken
   Ring<Edge> edges_;       ///< in the order of the tasks that wait
-  std::array<Ready, lane_count> ready_;
+  std::array<ReadyQueue, lane_count> ready_;
 };
 
 template <class Call>
@@ -121,6 +120,7 @@ void TaskGraph::for_last_waiting(TaskId id, Call call) const {
 
 template <class Call>
 void TaskGraph::for_unfinished(TaskId id, Call call) const {
+  if (dependencies_done(id)) return;
   const EdgeId end = end_of_edges(id);
   for (EdgeId e = node(id).first_edge; e < end; ++e) {
     const TaskId first = edges_[e].first;

@@ -101,16 +101,19 @@ class Folders(ProgramTest):
     def test_adapters(self):
         alone = self.root / "adapter"
         alone.mkdir()
-        (alone / "adapter_config.json").write_text('{"base_model_name_or_path": "org/base"}')
+        config = alone / "adapter_config.json"
+        config.write_text('{"r": 2, "target_modules": ["q_proj"], "base_model_name_or_path": "org/base"}')
         (alone / "adapter_model.safetensors").write_bytes(safetensors({"a": ("F32", [1], b"\0" * 4)}))
-        self.refuse_model(2, ["adapter_config.json", "org/base", "merge_and_unload"], alone)
+        self.refuse_model(2, ["org/base", "hub's cache", f"--adapter {alone}"], alone)
         base = self.trained()
         for file in alone.iterdir():
             (base / file.name).write_bytes(file.read_bytes())
-        self.refuse_model(2, ["adapter_config.json", "merge_and_unload"], base)
-        (base / "adapter_config.json").unlink()
-        self.refuse_model(2, ["adapter_model.safetensors"], base)
+        self.refuse_model(4, ["missing", "lora_A", "unexpected: a"], base)
         self.succeed(self.try_model(base, "--from-scratch"))
+        config.write_text("[" * 100000)
+        self.refuse_model(2, ["adapter_config.json"], alone)
+        (base / "adapter_config.json").unlink()
+        self.refuse_model(2, ["adapter_config.json"], base)
 
     def test_pointers_and_dangling_links_are_no_weights(self):
         pointer = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a2\nsize 12\n"

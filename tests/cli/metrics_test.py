@@ -53,7 +53,8 @@ class Metrics(ProgramTest):
         status, text = self.get()
         self.assertEqual(status, 200)
         for name in ["loss", "gradient_norm", "learning_rate", "step_seconds", "tokens_per_second", "device_bytes",
-                     "tokens_total", "skipped_steps_total", "steps_planned"]:
+                     "tokens_total", "skipped_steps_total", "steps_planned", "speculated_parameters_total", "confirmed_steps_total",
+                     "rolled_back_steps_total"]:
             self.assertRegex(text, rf"(?m)^tandem_{name} [0-9.e+-]+$")
             self.assertRegex(text, rf"(?m)^# HELP tandem_{name} .+\.$")
         self.assertIn('model="tiny-gpt2"', text)

@@ -236,7 +236,7 @@ class OtherMachines(ProgramTest):
             text = re.sub(r"(?m)^host_memory = \{ value = \d+", f"host_memory = {{ value = {host}", shipped)
             text = text.replace("devices = { value = 1", f"devices = {{ value = {devices}")
             return self.run_program("plan", "--model", "gpt2-medium", "--seq-len", "512", "--policy", "host", "--recompute",
-                                    "block", "--profile", self.file("machine.toml", text), "--json", *flags)
+                                    "block", "--speculate", "off", "--profile", self.file("machine.toml", text), "--json", *flags)
         needed = json.loads(self.succeed(plan(64 << 30)).stdout)["host_bytes"]
         self.assertGreater(needed, 4 << 30)
         # 3 GiB and a 64th are the system's.
@@ -304,7 +304,7 @@ class OtherMachines(ProgramTest):
         def plan(batch, *flags):
             return self.run_program("plan", "--model", "llama3.1-8b", "--seq-len", "4096", "--profile",
                                     PROFILES / "80gb-pcie4.toml", "--policy", "host", "--recompute", "block",
-                                    "--offload-activations", "--micro-batch", batch, "--json", *flags)
+                                    "--offload-activations", "--micro-batch", batch, "--speculate", "off", "--json", *flags)
         one, four = (json.loads(self.succeed(plan(batch)).stdout)["host_bytes"] for batch in [1, 4])
         # Inputs of 32 blocks and of the head, 4096 x 4096 bf16 each, of three sequences more; three stay on the device.
         self.assertEqual(four - one, 3 * ((33 - 3) * 4096 * 4096 * 2 + 3 * 4096 * 4))  # and tokens, targets and losses

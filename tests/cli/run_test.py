@@ -18,7 +18,8 @@ SUMMARY_KEYS = {"model", "parameters", "device", "ranks", "policy", "steps", "en
                 "resumed_from_step", "state_digest", "compute_key", "version", "command"}
 METRIC_KEYS = {"step", "loss", "grad_norm", "lr", "step_seconds", "tokens_per_second", "bound_by", "device_bytes",
                "skipped", "exposed_update_seconds", "h2d_bytes", "d2h_bytes", "h2d_bytes_per_second",
-               "d2h_bytes_per_second", "file_read_bytes", "file_write_bytes", "dram_bytes_per_second"}
+               "d2h_bytes_per_second", "file_read_bytes", "file_write_bytes", "dram_bytes_per_second", "speculated_parameters",
+               "speculation"}
 BOUNDS = {"compute", "host to device", "device to host", "CPU", "DRAM"}
 
 
@@ -73,6 +74,35 @@ class Training(ProgramTest):
             digests.add(summary["state_digest"])
             self.assertEqual(sum(summary["updated_parameters"].values()), 3 * summary["parameters"])
         self.assertEqual(len(digests), 1)
+
+    def test_updates_ahead_of_the_norm_are_told(self):
+        """By default they run once most steps were confirmed; each step says what became of them."""
+        digests = set()
+
+        def outcomes(speculate, *flags):
+            out = self.root / f"{speculate}{len(flags)}"
+            self.succeed(self.train("--steps", "9", "--policy", "host", *flags, "--out", out))
+            steps, summary = self.metrics(out), self.summary(out)
+            for step in steps:
+                self.assertTrue(step["speculation"] or step["speculated_parameters"] == 0, step)
+            told = [step["speculation"] for step in steps]
+            self.assertEqual((told.count("confirmed"), told.count("rolled_back")),
+                             (summary["confirmed_steps"], summary["rolled_back_steps"]))
+            self.assertLessEqual(sum(step["speculated_parameters"] for step in steps), summary["speculated_parameters"])
+            digests.add((summary["state_digest"], *flags[:2]))
+            return told, [step["grad_norm"] for step in steps]
+        unclipped = ["--clip", "1e9"]
+        self.assertEqual(outcomes("auto", *unclipped)[0], [None] * 6 + ["confirmed"] * 3)
+        waiting, norms = outcomes("off", *unclipped, "--speculate", "off")
+        self.assertEqual(waiting, [None] * 9)
+        self.assertEqual(len(digests), 1)
+        clip = ["--clip", str(sorted(norms)[4])]
+        told, norms = outcomes("on", *clip, "--speculate", "on")
+        self.assertEqual(told, ["rolled_back" if norm > float(clip[1]) else "confirmed" for norm in norms])
+        self.assertEqual(set(told), {"rolled_back", "confirmed"})
+        page = self.root / "report.html"
+        self.succeed(self.run_program("report", self.root / "on4", "--out", page))
+        self.assertIn("steps whose updates ran before the norm, taken back", page.read_text())
 
     def test_config_file_reproduces_the_run(self):
         first, second = self.root / "a", self.root / "b"
@@ -449,12 +479,29 @@ class Models(ProgramTest):
 
 
 class WhatIf(ProgramTest):
+    def test_a_plan_tells_what_a_step_takes_that_is_not_clipped(self):
+        profile = pathlib.Path(__file__).parents[2] / "profiles" / "8gb-pcie4.toml"
+
+        def predicted(speculate, *flags, policy="host"):
+            done = self.succeed(self.run_program("plan", "--model", "gpt2", "--policy", policy, "--seq-len", "128", "--profile", profile,
+                                                 "--speculate", speculate, "--json", *flags))
+            return json.loads(done.stdout)["predicted"]
+        waits, ahead = predicted("off"), predicted("on")
+        self.assertLess(ahead["step_seconds"], 0.95 * waits["step_seconds"])
+        self.assertEqual(ahead["confirmed_step_seconds"], ahead["step_seconds"])
+        self.assertIsNone(waits["confirmed_step_seconds"])
+        default = predicted("auto")
+        self.assertEqual(default["step_seconds"], waits["step_seconds"])
+        self.assertAlmostEqual(default["confirmed_step_seconds"], ahead["step_seconds"], delta=1e-4)
+        self.assertIsNone(predicted("auto", policy="device")["confirmed_step_seconds"])
+        self.assertIsNone(predicted("auto", "--state", "lion")["confirmed_step_seconds"])
+
     def test_a_plan_over_a_profile_heeds_the_state_format(self):
         profile = pathlib.Path(__file__).parents[2] / "profiles" / "8gb-pcie4.toml"
         bytes_of = {}
         for state in ("fp32", "split", "bf16-moments", "8bit-moments", "lion"):
             result = self.succeed(self.run_program("plan", "--model", "gpt2", "--policy", "host", "--seq-len", "128",
-                                                   "--profile", profile, "--state", state, "--json"))
+                                                   "--profile", profile, "--state", state, "--speculate", "off", "--json"))
             bytes_of[state] = json.loads(result.stdout)["host_bytes"]
         self.assertGreater(bytes_of["fp32"], bytes_of["split"])
         self.assertGreater(bytes_of["split"], bytes_of["bf16-moments"])

@@ -1,9 +1,11 @@
-"""The walk through of docs/fine-tuning.md, as written there: a small random Llama made by transformers, chat data, a run
-under a ceiling that is killed and resumed, and the result in transformers."""
+"""The walks through docs/fine-tuning.md and docs/adapters.md, as written there: a small random Llama made by transformers, a
+run under a ceiling that is killed and resumed, and the result in transformers and, where it is installed, PEFT."""
 import peers
 
 peers.run_under_one_with("torch", "transformers", "tokenizers")
 
+import importlib.util
+import json
 import os
 import pathlib
 import re
@@ -18,46 +20,49 @@ PROGRAM = pathlib.Path(sys.argv.pop(1)).resolve()
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
-def blocks(kind):
-    text = (ROOT / "docs" / "fine-tuning.md").read_text()
+def blocks(page, kind):
+    text = (ROOT / "docs" / page).read_text()
     return re.findall(rf"```{kind}\n(.*?)```", text, re.S)
 
 
 class WalkThrough(unittest.TestCase):
-    def test_every_command_of_the_page_in_order(self):
+    def test_fine_tuning(self):
+        self.walk("fine-tuning.md", "runs/chat")
+
+    def test_adapters(self):
+        self.walk("adapters.md", "runs/lora", passed_over=[] if importlib.util.find_spec("peft") else ["python3 look.py"])
+
+    def walk(self, page, run, passed_over=()):
         with tempfile.TemporaryDirectory(prefix="tandem-walk-") as name:
             folder = pathlib.Path(name)
             (folder / "bin").mkdir()
             (folder / "bin" / "tandem").symlink_to(PROGRAM)
             (folder / "tools").symlink_to(ROOT / "tools")
             environment = {**os.environ, "PATH": f"{folder / 'bin'}:{pathlib.Path(sys.executable).parent}:{os.environ['PATH']}"}
-            scripts = blocks("python")
+            scripts = blocks(page, "python")
             (folder / "make_model.py").write_text(scripts[0])
             (folder / "look.py").write_text(scripts[1])
-            commands = [c for block in blocks("sh") for c in block.replace("\\\n", " ").splitlines() if c.strip()]
+            commands = [c for block in blocks(page, "sh") for c in block.replace("\\\n", " ").splitlines() if c.strip()]
             self.assertGreaterEqual(len(commands), 6)
             for command in commands:
+                if command in passed_over:
+                    continue
                 with self.subTest(command):
                     if " train " in command and "--resume" not in command:
-                        self.kill_after_a_checkpoint(command, folder, environment)
+                        self.kill_after_a_checkpoint(command, folder, environment, folder / run)
                         continue
                     done = subprocess.run(command, shell=True, cwd=folder, env=environment, capture_output=True, text=True)
                     self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
-            self.assertIn("resumed from", self.resumed(folder))
+            self.assertIsNotNone(json.loads((folder / run / "summary.json").read_text())["resumed_from_step"])
 
-    def kill_after_a_checkpoint(self, command, folder, environment):
+    def kill_after_a_checkpoint(self, command, folder, environment, run):
         process = subprocess.Popen(["sh", "-c", f"exec {command}"], cwd=folder, env=environment, stdout=subprocess.DEVNULL)
         deadline = time.monotonic() + 300
-        while not list(folder.glob("runs/chat/checkpoints/step-*")) and time.monotonic() < deadline:
+        while not list(run.glob("checkpoints/step-*")) and time.monotonic() < deadline:
             self.assertIsNone(process.poll(), "it ended before it could be killed")
             time.sleep(0.01)
         process.send_signal(signal.SIGKILL)
         self.assertEqual(process.wait(), -signal.SIGKILL)
-
-    def resumed(self, folder):
-        import json
-        summary = json.loads((folder / "runs/chat/summary.json").read_text())
-        return f"resumed from {summary['resumed_from_step']}" if summary["resumed_from_step"] else "fresh"
 
 
 if __name__ == "__main__":

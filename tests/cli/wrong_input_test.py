@@ -261,12 +261,12 @@ class Places(ProgramTest):
         self.refused(self.run_program("digest", self.root), 4)
         manifest = checkpoint / "manifest.json"
         whole = json.loads(manifest.read_text())
-        for changes, words in [({"format": 2}, ["format is 2", "newer tandem"]), ({"parameters": None}, ["manifest"]),
+        for changes, words in [({"format": 3}, ["format is 3", "newer tandem"]), ({"parameters": None}, ["manifest"]),
                                ({"files": [{"name": "../../text.txt", "bytes": 1, "xxh3_128": "0"}]}, ["elsewhere"]),
                                ({"step": -1}, ["manifest"])]:
             manifest.write_text(json.dumps({**whole, **changes}))
             self.refused(self.run_program("digest", checkpoint), 4, *words)
-        manifest.write_text(json.dumps({**whole, "format": 2}))
+        manifest.write_text(json.dumps({**whole, "format": 3}))
         for resume in (["--resume"], ["--resume", checkpoint]):
             self.refused(self.train("--steps", "2", "--out", out, *resume), 4, "step-00000001", "newer tandem")
         self.assertEqual([p.name for p in (out / "checkpoints").iterdir()], ["step-00000001"])

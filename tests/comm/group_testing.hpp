@@ -6,19 +6,21 @@
 #include <exception>
 #include <functional>
 #include <memory>
+#include <span>
 #include <string>
 #include <thread>
 #include <vector>
 
-#include "comm/local_group.hpp"
 #include "core/base/error.hpp"
-#include "core/device/device.hpp"
+#include "core/device/group.hpp"
 
 namespace tandem::testing {
 
 /// A device for each rank, with streams that lag at random. The program is linked with a file that opens them. Empty
 /// where this machine has none: the test is to be skipped.
 std::vector<std::unique_ptr<Device>> open_group_devices(int ranks, std::uint64_t seed);
+/// Members of a group of these devices, by rank. The program is linked with a file that says how they are connected.
+std::vector<std::unique_ptr<Group>> connect(std::span<Device* const> devices, double watchdog_seconds);
 /// Uses of memory that the devices did not like and told nobody of.
 std::vector<std::string> complaints_of_devices();
 
@@ -63,7 +65,7 @@ class Ranks {
     std::vector<Device*> views;
     for (const auto& device : devices_) views.push_back(device.get());
     if (views.empty()) return;
-    groups_ = make_local_group(views, watchdog_seconds);
+    groups_ = connect(views, watchdog_seconds);
     for (const auto& device : devices_) streams_.push_back(device->make_stream("group"));
   }
   /// False: the test is to be skipped.

@@ -12,6 +12,7 @@
 #include "core/base/error.hpp"
 #include "tests/comm/group_testing.hpp"
 #include "tests/cpu_ops/host_device_testing.hpp"
+#include "tests/offload/idle_device.hpp"
 
 namespace tandem {
 namespace {
@@ -171,6 +172,17 @@ TEST(LocalGroup, MayBeOfOneDeviceAlone) {
     ASSERT_EQ(seen[0][i], testing::value_of(i < part ? 0 : 1, 0, i));
     ASSERT_EQ(seen[1][i], seen[0][i]);
   }
+}
+
+TEST(LocalGroup, IsRefusedWhereThereAreNoDevicesOfOneKind) {
+  HostDevice device(small());
+  testing::IdleDevice foreign;
+  std::vector<Device*> none;
+  std::vector<Device*> null = {&device, nullptr};
+  std::vector<Device*> mixed = {&device, &foreign};
+  EXPECT_THROW(make_local_group(none), MisuseError);
+  EXPECT_THROW(make_local_group(null), MisuseError);
+  EXPECT_THAT([&] { make_local_group(mixed); }, ThrowsMessage<MisuseError>(HasSubstr("'none'")));
 }
 
 }  // namespace

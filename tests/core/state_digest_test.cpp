@@ -7,6 +7,8 @@
 #include <string_view>
 #include <vector>
 
+#include "core/base/error.hpp"
+
 namespace tandem {
 namespace {
 
@@ -38,6 +40,19 @@ TEST(StateDigest, IsWhatItsDescriptionSays) {
   add(digest, "wte.weight", {values(n, 0.5F, 0.25F), values(n, -1.0F, 0.5F), values(n, 0.0F, 2.0F)});
   add(digest, "h.0.ln_1.bias", {values(5, 1.0F, 1.0F), values(5, 2.0F, 1.0F), values(5, 3.0F, 1.0F)});
   EXPECT_EQ(digest.text(), "015fa7efc875666d063569635b3129d4");
+}
+
+TEST(StateDigest, TakesTheHashOfAParameterInItsPlace) {
+  StateDigest whole, apart, of_frozen;
+  add(whole, "a", {values(7, 0.5F, 0.25F), values(7, 0.0F, 0.0F), values(7, 0.0F, 0.0F)});
+  const std::string hash = whole.parameter_hash();
+  add(whole, "b", {values(5, 1.0F, 1.0F), values(5, 2.0F, 1.0F), values(5, 3.0F, 1.0F)});
+  apart.add_parameter("a", hash);
+  EXPECT_EQ(apart.parameter_hash(), hash);
+  add(apart, "b", {values(5, 1.0F, 1.0F), values(5, 2.0F, 1.0F), values(5, 3.0F, 1.0F)});
+  EXPECT_EQ(apart.text(), whole.text());
+  EXPECT_THROW(of_frozen.add_parameter("a", "12"), MisuseError);
+  EXPECT_THROW(of_frozen.add_parameter("a", std::string(32, 'g')), MisuseError);
 }
 
 }  // namespace

@@ -332,7 +332,7 @@ TEST(HeadLossChecks, ATokenOutsideTheVocabularyThrows) {
   for (const std::int32_t wrong : {11, -1}) {
     tokens.view().as<std::int32_t>()[1] = wrong;
     EXPECT_THROW(
-        fast::head_loss(*arenas()[0], workspace.get(), {x, w, targets, losses, 1.0F, dx, dw, tokens, of_tokens}),
+        fast::head_loss(*arenas()[0], workspace.get(), {x, w, targets, losses, 1.0F, dx, dw, {}, tokens, of_tokens}),
         MisuseError);
   }
 }

@@ -420,6 +420,22 @@ TEST_F(Data, RowsAreNeverJoinedAndPaddingIsNoTarget) {
   EXPECT_THROW(require_windows(source, 2), InputError);
 }
 
+TEST_F(Data, RowsOfPairsAreToldFromOthers) {
+  const auto write = [&](const char* name, bool pairs) {
+    const std::string file_name = name;
+    file<std::uint8_t>(file_name + ".mask.bin", {0, 1, 0, 1});
+    text(file_name + ".json", pairs ? R"({"layout": "rows", "row_length": 2, "pairs": true})"
+                                    : R"({"layout": "rows", "row_length": 2, "pairs": false})");
+    return file<std::uint16_t>(file_name + ".bin", {1, 2, 3, 4});
+  };
+  const auto pairs = write("a", true), rows = write("b", false);
+  const TokenSource source({pairs}, {10, {}}), other({rows}, {10, {}});
+  EXPECT_TRUE(source.pairs());
+  EXPECT_FALSE(other.pairs());
+  EXPECT_NE(source.digest(), other.digest());
+  EXPECT_THAT(refusal({pairs, rows}, {10, {}}), HasSubstr("pairs of answers and other records are mixed"));
+}
+
 TEST_F(Data, RefusesDescriptionsThatContradict) {
   const auto bin = file<std::uint16_t>("a.bin", {1, 2, 3, 4});
   const auto refused = [&](const char* json, const char* why) {
@@ -431,6 +447,10 @@ TEST_F(Data, RefusesDescriptionsThatContradict) {
   refused(R"({"layout": "rows"})", "row_length");
   refused(R"({"layout": "rows", "row_length": 3})", "no multiple of its row length");
   refused(R"({"layout": "columns"})", "none of stream, rows and packed");
+  refused(R"({"layout": "rows", "row_length": 4, "pairs": true})", "1 rows are no pairs");
+  refused(R"({"layout": "rows", "row_length": 2, "pairs": true})", "pairs of answers need a mask");
+  refused(R"({"layout": "stream", "pairs": true})", "pairs need the layout rows");
+  refused(R"({"layout": "rows", "row_length": 2, "pairs": 1})", "no true or false");
   refused(R"({"dtype": 3})", "no text");
   refused(R"({"tokens": -1})", "no natural number");
   refused("[", "not a JSON object");

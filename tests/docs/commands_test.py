@@ -21,7 +21,7 @@ import pages
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = Path(sys.argv.pop(1)).resolve() if len(sys.argv) > 1 else ROOT / "build" / "tandem"
-SUBCOMMANDS = ("train", "plan", "calibrate", "bench", "eval", "sample", "export", "digest", "report")
+SUBCOMMANDS = ("train", "plan", "calibrate", "bench", "eval", "score", "sample", "export", "digest", "report")
 NOWHERE = ["--device", "cuda:99"]
 FLAG = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]*")
 TEXT = "".join(f"The {n}th line of a small text says that {n * n} is the square of {n}.\n" for n in range(60))
@@ -109,8 +109,16 @@ class Folder:
             text = (root / "model" / name).read_text()
             text = re.sub(r'"max_position_embeddings": \d+', '"max_position_embeddings": 4096', text)
             (root / "model" / name).write_text(re.sub(r',\s*"tandem_token_kind": "bytes"', "", text))
-        (root / "chat.bin").write_bytes(bytes(i % 200 if i % 2 == 0 else 0 for i in range(20000)))
+        for name in ("train", "train-validation"):  # pairs of answers
+            (root / "data").mkdir(exist_ok=True)
+            (root / "data" / f"{name}.bin").write_bytes(bytes(i // 2 % 200 if i % 2 == 0 else 0 for i in range(256)))
+            (root / "data" / f"{name}.mask.bin").write_bytes(bytes(i % 16 > 7 for i in range(128)))
+            (root / "data" / f"{name}.json").write_text('{"dtype": "uint16", "layout": "rows", "row_length": 16, "pairs": true}')
+        for name in ("chat.bin", "ids.bin"):
+            (root / name).write_bytes(bytes(i % 200 if i % 2 == 0 else 0 for i in range(20000)))
         shutil.copytree(root / "run", root / "kept")
+        self.make("train", "--model", "model", "--data", "ids.bin", "--seq-len", "64", "--steps", "1", "--lora-rank", "2",
+                  "--out", "kept-lora", "--device", "host", "--threads", "1", "--update-threads", "1")
 
     def make(self, *arguments):
         done = run(*arguments, cwd=self.root)
@@ -119,12 +127,13 @@ class Folder:
 
     def prepare(self, arguments):
         """Puts the runs that this command reads where it looks for them, and clears what it is to make."""
-        for name in ("one", "two", "run", "runs", "out", "tuned", "exported", "bench-1", "bench-2", "x"):
+        for name in ("one", "two", "run", "runs", "out", "tuned", "exported", "bench-1", "bench-2", "x", "adapter", "merged"):
             shutil.rmtree(self.root / name, ignore_errors=True)
         reads = [arguments[i + 1] for i, a in enumerate(arguments[:-1]) if a in ("--model", "--resume") or a == "--out" and "--resume" in arguments]
         for name in [*reads, *arguments[1:2]]:
             if name.split("/")[0] in ("run", "runs"):
-                shutil.copytree(self.root / "kept", self.root / name, dirs_exist_ok=True)
+                kept = "kept-lora" if name == "runs/lora" else "kept"
+                shutil.copytree(self.root / kept, self.root / name, dirs_exist_ok=True)
                 config = self.root / name / "config.toml"
                 config.write_text(config.read_text().replace('out = "run"', f'out = "{name}"'))
         if "--config" in arguments:
@@ -144,7 +153,7 @@ def made_cheap(arguments):
         return [*("interleave:4" if a == "auto" else a for a in arguments), "--model", "tiny-gpt2"], {0}
     if name == "calibrate" and "--show" in arguments:
         return arguments, {0, 2, 4}  # 2, 4: this machine was never calibrated
-    if name in ("train", "plan", "calibrate", "bench", "eval", "sample"):
+    if name in ("train", "plan", "calibrate", "bench", "eval", "score", "sample"):
         return [*arguments, *NOWHERE], {5}
     return arguments, {0}
 

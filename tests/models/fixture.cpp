@@ -42,6 +42,8 @@ std::vector<float> FixtureTensor::floats(bool transposed) const {
   return transposed_of(values, static_cast<std::size_t>(shape.at(0)), static_cast<std::size_t>(shape.at(1)));
 }
 
+std::vector<std::string> preference_fixture_names() { return {"preferences/llama3", "preferences/qwen2"}; }
+
 std::vector<std::string> expert_fixture_names() { return {"mixtral", "qwen3_moe", "olmoe"}; }
 
 std::vector<std::string> llama_fixture_names() {
@@ -71,7 +73,9 @@ Fixture::Fixture(const std::string& name) {
     tensors_[key] = {entry.at("dtype"), entry.at("shape"), {begin, end}};
   }
   const auto& metadata = header.at("__metadata__");
+  metadata_ = metadata.get<std::map<std::string, std::string>>();
   gradient_scale_ = std::stof(metadata.at("gradient_scale").get<std::string>());
+  if (metadata.contains("beta")) beta_ = std::stof(metadata.at("beta").get<std::string>());
   const auto o = nlohmann::json::parse(metadata.at("optimizer").get<std::string>());
   optimizer_ = {o.at("lr"), o.at("beta1"), o.at("beta2"), o.at("eps"), o.at("weight_decay"), o.at("clip")};
   const TemporaryFolder temporary;

@@ -39,13 +39,19 @@ class Fixture {
   std::size_t gradient_count() const;
   /// Read from the file's config.json by the parser under test.
   const ModelConfig& config() const { return config_; }
+  /// An entry of the file's metadata. Throws std::out_of_range.
+  const std::string& metadata(const std::string& key) const { return metadata_.at(key); }
   float gradient_scale() const { return gradient_scale_; }
+  /// Of preferences, else 0.
+  float beta() const { return beta_; }
   const FixtureOptimizer& optimizer() const { return optimizer_; }
 
  private:
   std::map<std::string, FixtureTensor> tensors_;
+  std::map<std::string, std::string> metadata_;
   ModelConfig config_;
   float gradient_scale_ = 1.0F;
+  float beta_ = 0.0F;
   FixtureOptimizer optimizer_;
 };
 
@@ -53,6 +59,8 @@ class Fixture {
 std::vector<std::string> fixture_names();
 /// The same but GPT-2.
 std::vector<std::string> llama_fixture_names();
+/// Those of preferences, with two pairs.
+std::vector<std::string> preference_fixture_names();
 /// Those with experts.
 std::vector<std::string> expert_fixture_names();
 

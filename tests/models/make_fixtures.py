@@ -198,18 +198,27 @@ def weight_of_master(master):
 
 
 def trajectory(model, tokens, targets, gradients=gradients):
-    """A plain loop: fp32 master, bf16 weights and gradients, AdamW with clipping by global norm."""
+    """Losses of a plain loop before each step."""
+    def step(i):
+        count = int((targets[i] >= 0).sum())
+        flat, _, grads = gradients(model, tokens[i], targets[i], 1.0 / count)
+        return flat.double().sum().item() / count, grads
+    return torch.tensor(train(model, step, STEPS), dtype=torch.float64)
+
+
+def train(model, gradients_of, steps):
+    """A plain loop: fp32 master, bf16 weights and gradients, AdamW with clipping by global norm. `gradients_of(i)` gives what is
+    kept of step i, and the gradients. Returns what is kept; the model is as it was."""
     o = OPTIMIZER
     start = {n: p.detach().clone() for n, p in own_parameters(model)}
     parameters = own_parameters(model)
     master = {n: p.detach().clone() for n, p in parameters}
     m = {n: torch.zeros_like(p) for n, p in parameters}
     v = {n: torch.zeros_like(p) for n, p in parameters}
-    losses = []
-    for step in range(1, STEPS + 1):
-        count = int((targets[step - 1] >= 0).sum())
-        flat, _, grads = gradients(model, tokens[step - 1], targets[step - 1], 1.0 / count)
-        losses.append(flat.double().sum().item() / count)
+    kept = []
+    for step in range(1, steps + 1):
+        of_step, grads = gradients_of(step - 1)
+        kept.append(of_step)
         grads = {n: g.to(torch.bfloat16).float() for n, g in grads.items()}
         norm = math.sqrt(sum((g.double() ** 2).sum().item() for g in grads.values()))
         scale = min(1.0, o["clip"] / norm)
@@ -226,7 +235,7 @@ def trajectory(model, tokens, targets, gradients=gradients):
     with torch.no_grad():
         for n, p in parameters:
             p.copy_(start[n])
-    return torch.tensor(losses, dtype=torch.float64)
+    return kept
 
 
 def double_gradients(model, tokens, targets, scale):

@@ -135,6 +135,7 @@ double PlainParameters::step(const AdamW& adamw, double lr, double clip) {
   UpdateKernels& kernels = device_.host_kernels();
   double squares = 0.0;
   for (const Parameter* p : layout_.owned_parameters()) {
+    if (!p->options.trainable) continue;
     State& state = states_.at(p->full_name);
     const std::vector<float> exact = gradient(*p);
     kernels.round(exact.data(), state.gradient.data(), p->count);
@@ -146,6 +147,7 @@ double PlainParameters::step(const AdamW& adamw, double lr, double clip) {
   const double scale = std::min(1.0, clip / norm);
   ++updates_;
   for (const Parameter* p : layout_.owned_parameters()) {
+    if (!p->options.trainable) continue;
     State& s = states_.at(p->full_name);
     const auto c = numerics::adam_coefficients(adamw, updates_, lr, scale, p->options.decay);
     kernels.adamw({{s.master.data(), s.m.data(), s.v.data()}, s.gradient.data(), s.weight.data(), p->count}, c);

@@ -20,11 +20,14 @@ std::vector<float> values_of(const Fixture& fixture, const Parameter& p) {
 
 Rig::Rig(const ModelConfig& config, const RunShape& shape, std::shared_ptr<HostFaults> faults, DType products,
          DType ends)
+    : Rig(config, shape, layout_of(config, products, ends), std::move(faults)) {}
+
+Rig::Rig(const ModelConfig& config, const RunShape& shape, ParameterLayout layout, std::shared_ptr<HostFaults> faults)
     : config_(config),
       device_(
           {.capacity = 256_MiB, .threads = 2, .update_threads = 1, .poison_memory = true, .faults = std::move(faults)}),
       stream_(device_.make_stream("compute")),
-      parameters_(device_, layout_of(config, products, ends), shape.micro_batches),
+      parameters_(device_, std::move(layout), shape.micro_batches),
       model_(config, shape) {
   const std::size_t bytes = total_bytes(model_.memory(device_.ops()));
   memory_ = device_.allocate(bytes, "activations");
@@ -62,7 +65,12 @@ void Rig::set_records(std::span<const std::int32_t> first, std::span<const std::
   write(model_.record_end(micro), end);
 }
 
-void Rig::write(TensorView to, std::span<const std::int32_t> from) {
+void Rig::set_reference(std::span<const float> reference, std::int64_t micro) {
+  write(model_.reference(micro), reference);
+}
+
+template <class T>
+void Rig::write(TensorView to, std::span<const T> from) {
   if (from.size_bytes() != to.bytes()) throw MisuseError("batch of another size");
   device_.copy(to.data, from.data(), to.bytes(), CopyKind::host_to_device, stream_);
   device_.synchronize(stream_);
@@ -88,7 +96,7 @@ std::vector<float> Rig::logits(std::int64_t position) { return read(model_.logit
 
 std::vector<float> Rig::decode(const Decoded& batch, std::span<const CachedPart> parts) {
   const auto write_first = [&](TensorView to, const std::vector<std::int32_t>& from) {
-    write(to.reshaped({to.count()}).rows(0, static_cast<std::int64_t>(from.size())), from);
+    write(to.reshaped({to.count()}).rows(0, static_cast<std::int64_t>(from.size())), std::span(from));
   };
   write_first(model_.tokens(), batch.tokens);
   write_first(model_.cache_first(), batch.first);

@@ -24,6 +24,9 @@ class Rig {
   Rig(const ModelConfig& config, const RunShape& shape, std::shared_ptr<HostFaults> faults = nullptr,
       DType products = DType::f32, DType ends = DType::f32);
   Rig(const Fixture& fixture, const RunShape& shape, DType products = DType::f32);
+  /// With a layout of its own.
+  Rig(const ModelConfig& config, const RunShape& shape, ParameterLayout layout,
+      std::shared_ptr<HostFaults> faults = nullptr);
 
   void load(const Fixture& fixture);
   void load_random(std::uint64_t seed);
@@ -31,6 +34,10 @@ class Rig {
   void set_batch(std::span<const std::int32_t> tokens, std::span<const std::int32_t> targets, std::int64_t micro = 0);
   /// (B, T) each, of a packed shape.
   void set_records(std::span<const std::int32_t> first, std::span<const std::int32_t> end, std::int64_t micro = 0);
+  /// (B), of a shape of preferences.
+  void set_reference(std::span<const float> reference, std::int64_t micro = 0);
+  /// Loss and rewards of each pair, (B / 2, 3).
+  std::vector<float> pairs(std::int64_t micro = 0) { return read(model_.pairs(micro)); }
   /// Losses of `n` micro-batches at once, one behind the other; leaves gradients.
   std::vector<float> train(float gradient_scale, std::int64_t n = 1);
   std::vector<float> evaluate();
@@ -52,7 +59,8 @@ class Rig {
 
  private:
   std::vector<float> read(TensorView view);
-  void write(TensorView to, std::span<const std::int32_t> from);
+  template <class T>
+  void write(TensorView to, std::span<const T> from);
 
   ModelConfig config_;
   HostDevice device_;

@@ -60,6 +60,9 @@ class IdleOps : public Ops {
   void geglu_backward(TensorView, TensorView, TensorView, TensorView, TensorView, StreamView) override {}
   void add(TensorView, TensorView, TensorView, StreamView) override {}
   void add_scaled(TensorView, float, TensorView, TensorView, StreamView) override {}
+  void preference_loss(const PreferenceLoss&, StreamView) override {}
+  void dropout(TensorView, const Dropout&, TensorView, bool, StreamView) override {}
+  void decode(const CodedWeight&, TensorView, StreamView) override {}
   void embedding(TensorView, TensorView, TensorView, const TokenRows&, TensorView, StreamView) override {}
   void embedding_backward(TensorView, TensorView, const TokenRows&, TensorView, TensorView, TensorView,
                           StreamView) override {}

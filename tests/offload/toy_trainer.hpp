@@ -28,15 +28,16 @@ struct ToyOptions {
   HostDeviceOptions device;
   MakeToyDevice make_device = make_toy_device;
   int layers = 4;
-  std::int64_t width = 3000;     ///< of the plain layers: padding and odd sizes everywhere
-  DType gradient = DType::f32;   ///< of the plain layers' largest parameter
-  DType matrices = DType::bf16;  ///< weights of that parameter
-  DType vectors = DType::bf16;   ///< weights of biases and norms, and of the frozen ones in their layers
-  bool frozen_ends = false;      ///< a layer without state in front and another behind
-  bool grouped = false;          ///< biases and norms are of group 1, `w` of the last plain layer of group 2
-  bool decays = true;            ///< `w` of that layer decays
-  double lr_scale = 1.0;         ///< lr_scale of it
-  bool tied = true;              ///< the last layer shares a parameter of the first
+  std::int64_t width = 3000;           ///< of the plain layers: padding and odd sizes everywhere
+  DType gradient = DType::f32;         ///< of the plain layers' largest parameter
+  DType matrices = DType::bf16;        ///< weights of that parameter
+  DType vectors = DType::bf16;         ///< weights of biases and norms, and of the frozen ones in their layers
+  WeightCode code = WeightCode::none;  ///< format of a frozen matrix that each plain layer then has, too
+  bool frozen_ends = false;            ///< a layer without state in front and another behind
+  bool grouped = false;                ///< biases and norms are of group 1, `w` of the last plain layer of group 2
+  bool decays = true;                  ///< `w` of that layer decays
+  double lr_scale = 1.0;               ///< lr_scale of it
+  bool tied = true;                    ///< the last layer shares a parameter of the first
   int steps = 3;
   int micro_batches = 1;
   int at_once = 1;  ///< micro-batches that pass through a layer in one use
@@ -100,6 +101,7 @@ inline ParameterLayout toy_layout(const ToyOptions& o) {
               .group = last && o.grouped ? 2 : 0,
               .gradient = o.gradient,
               .weight = o.matrices});
+    if (o.code != WeightCode::none) layer.add("base", {3, 131, 70}, {.trainable = false, .code = o.code});
   }
   layout.add_layer("last")
       .add("norm", {65}, {.decay = false, .group = vectors, .weight = o.vectors})

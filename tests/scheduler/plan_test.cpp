@@ -43,6 +43,11 @@ OffloadOptions with(const std::string& policy) {
   return options;
 }
 
+OffloadOptions speculating(OffloadOptions options, Speculate speculate) {
+  options.speculate = speculate;
+  return options;
+}
+
 Plan plan_of(const std::string& policy, std::size_t ceiling = 64_GiB) {
   return make_plan(transformer_like(), with(policy), {ceiling, 0});
 }
@@ -410,7 +415,7 @@ TEST(Plan, HostCeilingsAreKept) {
 }
 
 TEST(Plan, TheHostCeilingIsTheCallersShareToo) {
-  OffloadOptions options = with("host");
+  OffloadOptions options = speculating(with("host"), Speculate::off);
   const std::size_t engine = make_plan(transformer_like(), options, {64_GiB, 0}).memory.host_bytes();
   options.reserved_host_memory = 100_MiB;
   options.host_memory = engine + 100_MiB;
@@ -460,7 +465,7 @@ TEST(Plan, NoMoreOfTheDeviceIsAdvisedThanThereIsOfTheHostsMemory) {
 TEST(Plan, RefusalOfHostMemoryNamesFlagsThatThenFit) {
   OffloadOptions options = with("host");
   const auto needed = [](StateFormat state) {
-    OffloadOptions of = with("host");
+    OffloadOptions of = speculating(with("host"), Speculate::off);
     of.state = state;
     return make_plan(transformer_like(), of, {300_MiB, 0}).memory.host_bytes();
   };
@@ -485,7 +490,7 @@ TEST(Plan, RefusalOfHostMemoryNamesFlagsThatThenFit) {
 }
 
 TEST(Plan, ACeilingOfHostMemoryMayInsistOnWhatIsNotFreeNow) {
-  OffloadOptions options = with("host");
+  OffloadOptions options = speculating(with("host"), Speculate::off);
   const std::size_t needed = make_plan(transformer_like(), options, {300_MiB, 0}).memory.host_bytes();
   PlanningFacts facts{300_MiB, needed / 2};
   options.host_memory = 2 * needed;

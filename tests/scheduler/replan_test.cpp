@@ -86,6 +86,20 @@ TEST(Replan, MovesWorkFromALinkThatIsSlowerThanThought) {
   EXPECT_LT(change->plan.shares().streamed, run.plan.shares().streamed);
 }
 
+// Steps whose updates ran otherwise than predicted have no rate of the CPU.
+TEST(Replan, LooksAtTheStepsThatTellARateAlone) {
+  const PlannedRun run;
+  StepRates silent = run.choice.simulation.rates;
+  silent.cpu_update = 0.0;
+  StepRates slow = run.choice.simulation.rates;
+  slow.cpu_update /= 8.0;
+  Replanner unmoved = run.replanner();
+  EXPECT_FALSE(after(unmoved, silent, 20));
+  Replanner moved = run.replanner();
+  EXPECT_FALSE(after(moved, silent, 5));
+  EXPECT_TRUE(after(moved, slow, 1)) << "the only one of its window that tells";
+}
+
 TEST(Replan, IsNotMovedByOneStepOrBeforeItIsWarm) {
   const PlannedRun run;
   Replanner replanner = run.replanner();
@@ -113,6 +127,7 @@ TEST(Replan, BooksRoomForEveryDivisionUnderTheCeilings) {
   for (const UpdatePath path : {UpdatePath::cpu, UpdatePath::streamed}) {
     OffloadOptions options = run.options;
     options.policy = parse_policy("static:0");
+    options.speculate = Speculate::off;  // what takes updates back goes where there is room
     std::vector<UpdatePath>& paths = options.paths.emplace();
     for (const Subgroup& s : run.plan.subgroups) {
       paths.push_back(s.tier == Tier::device ? UpdatePath::resident : path);

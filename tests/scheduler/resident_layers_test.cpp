@@ -26,7 +26,7 @@ ParameterLayout between_tables(bool tied, int blocks = 4) {
   return layout;
 }
 
-OffloadOptions with(std::string_view policy, int micro_batches = 1) {
+OffloadOptions options_with(std::string_view policy, int micro_batches = 1) {
   OffloadOptions options;
   options.policy = parse_policy(policy);
   options.max_micro_batches = micro_batches;
@@ -63,24 +63,24 @@ std::size_t bytes_of_weights(const Plan& plan) {
 // The embedding is fetched in forward alone, and the head once for both passes.
 TEST(ResidentLayers, AreBlocksBeforeWhatIsFetchedOnce) {
   const ParameterLayout layout = between_tables(false);
-  EXPECT_EQ(order_of(layout, with("host")), (std::vector<int>{1, 2, 3, 4, 0, 5}));
-  EXPECT_EQ(order_of(layout, with("host", 8)), (std::vector<int>{1, 2, 3, 4, 0, 5}));
+  EXPECT_EQ(order_of(layout, options_with("host")), (std::vector<int>{1, 2, 3, 4, 0, 5}));
+  EXPECT_EQ(order_of(layout, options_with("host", 8)), (std::vector<int>{1, 2, 3, 4, 0, 5}));
 }
 
 TEST(ResidentLayers, OfATiedModelIsTheTableOneOfThoseFetchedTwice) {
-  EXPECT_EQ(order_of(between_tables(true), with("host")), (std::vector<int>{0, 1, 2, 3, 4, 5}));
+  EXPECT_EQ(order_of(between_tables(true), options_with("host")), (std::vector<int>{0, 1, 2, 3, 4, 5}));
 }
 
 // What the CPU updates must be sent to them, and what the device updates need not return from them.
 TEST(ResidentLayers, AreThoseThatTheDeviceUpdatesFirst) {
-  const std::vector<int> last_half = order_of(between_tables(false), with("static:0.5"));
+  const std::vector<int> last_half = order_of(between_tables(false), options_with("static:0.5"));
   EXPECT_EQ(last_half, (std::vector<int>{3, 4, 5, 1, 2, 0}));
 }
 
 TEST(ResidentLayers, AreSoManyAsTheOptionsSay) {
   for (const bool tied : {false, true}) {
     for (int count = 0; count <= 6; ++count) {
-      OffloadOptions options = with("host");
+      OffloadOptions options = options_with("host");
       options.resident_layers = count;
       const Plan plan = make_plan(between_tables(tied), options, {64_GiB, 0});
       EXPECT_EQ(residents(plan).size(), static_cast<std::size_t>(count)) << tied;
@@ -90,7 +90,7 @@ TEST(ResidentLayers, AreSoManyAsTheOptionsSay) {
 
 // Between the two tables lie all blocks: there is time to fill the buffer again.
 TEST(ResidentLayers, LeaveOneBufferToOthersThatAreFarFromEachOther) {
-  OffloadOptions options = with("host");
+  OffloadOptions options = options_with("host");
   options.resident_layers = 0;
   const auto buffers = [&](bool tied, int blocks) {
     return weight_buffers(make_plan(between_tables(tied, blocks), options, {64_GiB, 0}));
@@ -112,7 +112,7 @@ TEST(ResidentLayers, LeaveSeveralBuffersToOthersThatAlternate) {
     layout.add_layer("large." + std::to_string(i)).add("w", {4 * block});
     layout.add_layer("small." + std::to_string(i)).add("w", {block});
   }
-  OffloadOptions options = with("host");
+  OffloadOptions options = options_with("host");
   options.resident_layers = 0;
   EXPECT_EQ(weight_buffers(make_plan(layout, options, {64_GiB, 0})), (std::vector<int>{2, 2}));
 }
@@ -120,11 +120,11 @@ TEST(ResidentLayers, LeaveSeveralBuffersToOthersThatAlternate) {
 // A buffer that one layer alone passes through is as large as the layer.
 TEST(ResidentLayers, AreThoseWithABufferForEachWhateverTheCeiling) {
   const ParameterLayout layout = between_tables(true);
-  OffloadOptions none = with("host");
+  OffloadOptions none = options_with("host");
   none.resident_layers = 0;
   none.prefetch_layers = 1;
   const Plan passing = make_plan(layout, none, {64_GiB, 0});
-  OffloadOptions open = with("host");
+  OffloadOptions open = options_with("host");
   open.device_memory = passing.memory.device_bytes();
   const Plan plan = make_plan(layout, open, {64_GiB, 0});
   EXPECT_EQ(residents(plan), (std::vector<int>{0, 5}));
@@ -135,12 +135,12 @@ TEST(ResidentLayers, AreThoseWithABufferForEachWhateverTheCeiling) {
 TEST(ResidentLayers, OfAModelOfOneLayerAreNoneOrAll) {
   ParameterLayout layout;
   layout.add_layer("only").add("w", {block});
-  EXPECT_EQ(order_of(layout, with("host")), (std::vector<int>{0}));
-  EXPECT_EQ(residents(make_plan(layout, with("host"), {64_GiB, 0})), (std::vector<int>{0}));
+  EXPECT_EQ(order_of(layout, options_with("host")), (std::vector<int>{0}));
+  EXPECT_EQ(residents(make_plan(layout, options_with("host"), {64_GiB, 0})), (std::vector<int>{0}));
 }
 
 TEST(ResidentLayers, SaveTheHostsCopyWhereTheDeviceUpdatesAllOfThem) {
-  const Plan plan = make_plan(between_tables(false), with("static:0.5"), {64_GiB, 0});
+  const Plan plan = make_plan(between_tables(false), options_with("static:0.5"), {64_GiB, 0});
   for (const Subgroup& s : plan.subgroups) {
     const LayerPlacement& layer = plan.layers[static_cast<std::size_t>(s.layer)];
     EXPECT_TRUE(layer.host_copy || (layer.resident && s.updater == Updater::device)) << s.layer;

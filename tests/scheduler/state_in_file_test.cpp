@@ -32,6 +32,7 @@ OffloadOptions with_folder(const std::string& policy, StateFormat state = StateF
   options.state = state;
   options.subgroup_size = std::int64_t{1} << 20;
   options.state_folder = "/fast";
+  options.speculate = Speculate::off;  // what takes updates back goes where there is room, and has tests of its own
   return options;
 }
 

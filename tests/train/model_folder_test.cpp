@@ -95,18 +95,5 @@ TEST_F(ModelFolder, NamedTemplatesLieInAFolderOfTheirOwn) {
   }
 }
 
-TEST_F(ModelFolder, AnAdapterIsNoModel) {
-  EXPECT_NO_THROW(refuse_adapter(root_, "--model"));
-  write("adapter_config.json", std::string(100000, '['));  // as little as this one says
-  EXPECT_THROW(refuse_adapter(root_, "--model"), UsageError);
-  write("adapter_config.json", R"({"base_model_name_or_path": "org/base"})");
-  try {
-    refuse_adapter(root_, "--model");
-    FAIL() << "accepted";
-  } catch (const UsageError& error) {
-    EXPECT_THAT(error.what(), HasSubstr("of org/base"));
-  }
-}
-
 }  // namespace
 }  // namespace tandem

@@ -43,5 +43,20 @@ TEST(ResourceUse, NamesWhatWasBusyLongest) {
   EXPECT_EQ(bound({.compute = 1.8, .cpu = 1.7}, 190, 100.0), "compute");
 }
 
+TEST(RatesBetween, LeaveOutTheCpuWhereUpdatesRanOtherwiseThanPredicted) {
+  const auto rate = [](bool speculates, std::uint64_t speculated, std::uint64_t taken_back) {
+    EngineCounters after = counters({.cpu = 3.0, .cpu_update = 2.0});
+    after.parameters_updated_cpu = 1000;
+    after.parameters_speculated = speculated;
+    after.parameters_taken_back = taken_back;
+    return rates_between({}, after, speculates).cpu_update;
+  };
+  EXPECT_EQ(rate(false, 0, 0), 500.0);
+  EXPECT_EQ(rate(true, 1000, 0), 500.0);
+  EXPECT_EQ(rate(false, 1000, 0), 0.0) << "with a record, and predicted without";
+  EXPECT_EQ(rate(true, 0, 0), 0.0) << "without a record, and predicted with one";
+  EXPECT_EQ(rate(true, 1000, 24), 0.0) << "some were done twice";
+}
+
 }  // namespace
 }  // namespace tandem

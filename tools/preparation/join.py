@@ -76,9 +76,9 @@ class TokenFile:
             file.close()
 
 
-def add_part(folder, index, held_out, first, files, whole):
+def add_part(folder, index, held_out, first, files, whole, group=1):
     """Adds the records of one part, the first of which has the index `first`; returns the index behind the last.
-    `whole`: whether records need not be told apart."""
+    `whole`: whether records need not be told apart. `group`: so many of them in a row are held out together."""
     ids, mask = read_array(folder / f"{index:06}.ids"), (folder / f"{index:06}.mask").read_bytes()
     lengths = read_array(folder / f"{index:06}.lengths")
     if whole:
@@ -86,7 +86,7 @@ def add_part(folder, index, held_out, first, files, whole):
         return first + len(lengths)
     at = 0
     for number, length in enumerate(lengths, first):
-        files[number in held_out].add(ids[at:at + length], mask[at:at + length], 1)
+        files[number // group in held_out].add(ids[at:at + length], mask[at:at + length], 1)
         at += length
     return first + len(lengths)
 
@@ -155,22 +155,23 @@ def add_all_packed(folder, count, held_out, files, row_length):
             add_packed(records, array.array("I", chosen), file, row_length)
 
 
-def add_all(folder, count, held_out, files, whole):
-    """Adds the records of all parts, in order."""
+def add_all(folder, count, held_out, files, whole, group=1):
+    """Adds the records of all parts, in order; arguments as add_part has them."""
     first = 0
     for index in range(count):
-        first = add_part(folder, index, held_out, first, files, whole)
+        first = add_part(folder, index, held_out, first, files, whole, group)
 
 
-def build(folder, count, outputs, total, layout, row_length, share, pipeline):
+def build(folder, count, outputs, total, layout, row_length, share, pipeline, pairs=False):
     """Writes all outputs into the work folder, from its parts. Returns of each a description, and how many of its tokens are
-    those of records and no padding."""
+    those of records and no padding. `pairs`: whether two records in a row are one preference."""
     if total["tokens"] == 0 and total["cut_off"]:
         raise Refusal(f"--row-length {row_length}: no record has a target within it, and the longest record has "
                       f"{total['uncut']} tokens; give a larger one, or shorter records")
     if total["tokens"] == 0:
         raise Refusal("no tokens: the inputs are empty, or no record has a target; give others")
-    held_out = chosen_for_validation(total["records"], share)
+    group = 2 if pairs else 1
+    held_out = chosen_for_validation(total["records"] // group, share)
     rows, packed = layout != "stream", layout == "packed"
     row_length = (row_length or max(2, total["longest"])) if rows else None
     vocabulary = max(pipeline.vocabulary, total["largest"] + 1)
@@ -182,12 +183,12 @@ def build(folder, count, outputs, total, layout, row_length, share, pipeline):
             if packed:
                 add_all_packed(folder, count, held_out, files, row_length)
             else:
-                add_all(folder, count, held_out, files, not rows and not held_out)
+                add_all(folder, count, held_out, files, not rows and not held_out, group)
         finally:
             for file in files:
                 file.close(durable=True)
         descriptions = [{"written_by": WRITER, "dtype": dtype, "vocab_size": vocabulary, "end_token": end, "layout": layout,
-                         **({"row_length": row_length} if rows else {}), "tokens": file.tokens, "targets": file.targets,
+                         **({"row_length": row_length} if rows else {}), **({"pairs": True} if pairs else {}), "tokens": file.tokens, "targets": file.targets,
                          "records": file.records, **({"rows": file.tokens // row_length} if packed else {}),
                          "tokenizer": pipeline.file.name} for file in files]
         if share:

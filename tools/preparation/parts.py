@@ -13,6 +13,7 @@ from pathlib import Path
 from .errors import Fault, Refusal, WriteFailure, fault_of, flush, writing
 from .inputs import records_of
 from .pipeline import Pipeline
+from .preferences import SIDES
 from .records import KNOWN_ROLES
 
 COUNTS = ("tokens", "records", "targets", "cut", "cut_off", "without_target", "untaught", "dropped", "unknown_roles",
@@ -97,10 +98,22 @@ def results(jobs, workers):
 class PartFiles:
     """Ids, mask and row lengths of one part while it is made."""
 
-    def __init__(self, rows, row_length):
-        self.rows, self.row_length = rows, row_length
+    def __init__(self, rows, row_length, pairs=False):
+        self.rows, self.row_length, self.pairs = rows, row_length, pairs
         self.ids, self.mask, self.lengths = array.array("I"), bytearray(), array.array("I")
         self.counts, self.forms, self.first, self.uncut = Counter(), Counter(), dict.fromkeys(FIRST), 0
+
+    def add_all(self, prepared, place):
+        """Takes what Pipeline.prepare_all makes; refuses a pair among other records, and one that rows would cut."""
+        if (len(prepared) == 2) != self.pairs:
+            raise Refusal(f"{place}: preferences and other records are mixed; prepare each kind to a file of its own")
+        for side, record in zip(SIDES, prepared) if self.pairs else ():
+            length = len(record.encoded.ids)
+            if length > (self.row_length or length):
+                raise Refusal(f"{place}: field {side}: the answer is cut off by --row-length {self.row_length}, prompt and answer have "
+                              f"{length} tokens; give a larger one, or leave the record out")
+        for record in prepared:
+            self.add(record, place)
 
     def add(self, prepared, place):
         """Takes a Prepared record; counts it, and leaves it out where a row would have no target."""
@@ -148,10 +161,10 @@ class PartFiles:
 def do_part(job):
     """Makes one part. Returns its index, and a line where it is refused."""
     index, part = job
-    made = PartFiles(worker["rows"], worker["row_length"])
+    made = PartFiles(worker["rows"], worker["row_length"], worker["pairs"])
     try:
         for place, raw in records_of(part):
-            made.add(worker["pipeline"].prepare(raw, place), place)
+            made.add_all(worker["pipeline"].prepare_all(raw, place), place)
     except Refusal as error:
         return index, str(error)
     made.write(Path(worker["folder"]) / f"{index:06}")

@@ -3,6 +3,7 @@ from collections import namedtuple
 
 from .errors import Refusal
 from .folder import TokenizerFolder
+from .preferences import SIDES, preference, refuse_empty, refuse_equal
 from .records import Chat, Text, normalise, with_joined_parts
 from .targets import Answers
 from .templates import REASONING, ChatTemplate
@@ -47,7 +48,27 @@ class Pipeline:
 
     def prepare(self, raw, place):
         """The Prepared record of what inputs.records_of gives; refuses it by its place."""
+        prepared = self.prepare_all(raw, place)
+        if len(prepared) > 1:
+            raise Refusal(f"{place}: preferences are learnt in pairs: tandem prepare makes a token file of them, and "
+                          "tandem train --objective dpo trains on it")
+        return prepared[0]
+
+    def prepare_all(self, raw, place):
+        """As prepare; of a preference two records, of the chosen answer and of the rejected one."""
         form, record = normalise(raw, place, self.form, bool(self.sources))
+        if form != "preference":
+            return (self._prepared(form, record, place),)
+        pair = preference(record, place)
+        made = tuple(self._prepared(form, answer, f"{place}: {side}") for side, answer in zip(SIDES, pair))
+        for side, answer in zip(SIDES, made):
+            if not any(answer.encoded.mask[1:]):
+                refuse_empty(side, place)
+        refuse_equal(*(answer.encoded.ids for answer in made), place)
+        return made
+
+    def _prepared(self, form, record, place):
+        """The Prepared record of a Text, a Prompt or a Chat."""
         if isinstance(record, Text):
             return Prepared(form, record.text, [], [], self.encoder.text(record.text, place), None)
         roles, names = ([m["role"] for m in record.messages], record.names) if isinstance(record, Chat) else ([], [])

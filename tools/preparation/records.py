@@ -9,7 +9,7 @@ from collections import namedtuple
 from .errors import Refusal
 from .templates import REASONING
 
-FORMATS = ("auto", "sharegpt", "alpaca", "messages", "prompt", "text")
+FORMATS = ("auto", "sharegpt", "alpaca", "messages", "prompt", "text", "preference")
 
 Text = namedtuple("Text", "text")
 # pieces: (text, whether it is learnt), in order.
@@ -32,7 +32,7 @@ WEIGHTS = ("weight", "train", "training", "trainable", "loss")
 # Fields of a record that mean something that is not done here: why, and what to do.
 REFUSED = {
     "images": "pictures", "image": "pictures", "videos": "pictures", "video": "pictures", "audios": "sound", "audio": "sound",
-    "chosen": "preferences", "rejected": "preferences", "chosen_messages": "preferences", "rejected_messages": "preferences",
+    "chosen_messages": "preferences", "rejected_messages": "preferences",
     "kto_tag": "preferences", "input_ids": "token ids", "loss_mask": "masks of tokens",
 }
 TEXTS = ("text", "input_text", "output_text")  # types of content parts
@@ -55,6 +55,8 @@ def formats_of(record):
         found.append("prompt")
     if "text" in record:
         found.append("text")
+    if "chosen" in record or "rejected" in record:
+        found.append("preference")
     return found
 
 
@@ -74,7 +76,7 @@ def recognise(record, place, wanted="auto"):
             raise Refusal(f"{place}: the records are a list in field {holder!r}; write that list alone: "
                           f"jq '.[{json.dumps(holder)}]' FILE")
         raise Refusal(f'{place}: a record needs "messages", "conversations", "instruction" and "output", "prompt" and '
-                      f'"completion", or "text"; this one has {fields(record)}; rename them so; --format NAME says which form is meant')
+                      f'"completion", "text", or "chosen" and "rejected"; this one has {fields(record)}; rename them so; --format NAME says which form is meant')
     if len(found) > 1:
         raise Refusal(f"{place}: the record fits the formats {' and '.join(found)}; say which by --format {found[0]} or "
                       f"--format {found[1]}")
@@ -95,8 +97,8 @@ def fields(record):
 
 
 def normalise(raw, place, wanted="auto", templated=False):
-    """(format, Text, Prompt or Chat) of a record as it was read. `templated`: whether there is a template for chats, which
-    Alpaca's records then become."""
+    """(format, Text, Prompt or Chat) of a record as it was read; a preference's fields are left for preferences.py. `templated`:
+    whether there is a template for chats, which Alpaca's records then become."""
     if not isinstance(raw, dict):
         raise Refusal(f"{place}: a record is an object, {{...}}, and this is {described(raw)}; write one record a line")
     record = {key: value for key, value in raw.items() if value is not None}
@@ -108,6 +110,8 @@ def normalise(raw, place, wanted="auto", templated=False):
         return form, prompt(record, place)
     if form == "alpaca":
         return form, alpaca(record, place, templated)
+    if form == "preference":
+        return form, record
     if form == "messages":
         return form, chat(record, record["messages"], "messages", place)
     name = "conversations" if "conversations" in record else "conversation"

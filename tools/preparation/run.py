@@ -22,6 +22,7 @@ from .templates import DATE, parse_date
 # Version of what records become: parts of another one are not gone on with.
 FORMAT_VERSION = 3
 MOST_ROW_LENGTH = 1 << 24  # tokens; a row is put together in memory, and no model has so many positions
+ROW_LENGTH = "--row-length: at least 2, and with --layout rows or --layout packed"
 SHOWN_TEXT = 4000  # characters of a text that are encoded only to be shown
 
 
@@ -31,7 +32,7 @@ class Settings:
     inputs: list
     tokenizer: str
     out: Path
-    layout: str = "stream"
+    layout: str | None = None  # None: rows for preferences, else stream
     row_length: int | None = None
     form: str = "auto"
     end_token: str | None = None
@@ -46,7 +47,7 @@ class Settings:
     def check(self):
         """Refuses settings that contradict each other or are out of range."""
         if self.row_length is not None and (self.layout == "stream" or self.row_length < 2):
-            raise Refusal("--row-length: at least 2, and with --layout rows or --layout packed")
+            raise Refusal(ROW_LENGTH)
         if self.row_length is not None and self.row_length > MOST_ROW_LENGTH:
             raise Refusal(f"--row-length {self.row_length}: at most {MOST_ROW_LENGTH:,}; give one more than the model's positions "
                           "at most")
@@ -59,6 +60,16 @@ class Settings:
         parse_date(self.date)
         if self.show < 0:
             raise Refusal("--show: a number of records, or 0 for none")
+
+    def choose_layout(self, pairs):
+        """Decides on the layout where none is given; refuses one that records of preferences, which `pairs` says they are, do not
+        have."""
+        if self.layout is None:
+            self.layout = "rows" if pairs else "stream"
+        if pairs and self.layout != "rows":
+            raise Refusal(f"--layout {self.layout}: preferences lie in rows, an answer in each; leave it out")
+        if self.row_length is not None and self.layout == "stream":
+            raise Refusal(ROW_LENGTH)
 
     def pipeline(self):
         """Arguments of the Pipeline."""
@@ -89,21 +100,25 @@ def shown(raw):
 
 def preview(parts, pipeline, count, row_length):
     """Tells the end token, what was recognised, and the first records as the model will see them. Refuses the first ones
-    where they cannot be prepared, before any work."""
+    where they cannot be prepared, before any work. Returns whether the first one is a preference."""
+    pairs = False
     if pipeline.end is not None:
         tell(f"end token {pipeline.end.text!r} (id {pipeline.end.id}): {pipeline.end.source}" +
              ("; a chat ends as its template writes it" if pipeline.sources else ""))
     everything = ((place, raw) for part in parts for place, raw in records_of(part))
     for number, (place, raw) in enumerate(itertools.islice(everything, max(count, 1))):
         raw, cut = shown(raw)
-        prepared = pipeline.prepare(raw, place)
+        prepared, *rejected = pipeline.prepare_all(raw, place)
         if number == 0:
+            pairs = bool(rejected)
             template = "by the tokenizer's chat template" if prepared.targets else "without a chat template"
             tell(f"recognised: {prepared.form}" + (f", written {template}" if prepared.roles else ""))
-        for line in described(prepared, place, pipeline.tokenizer, row_length) if number < count else ():
-            tell(line)
+        for record, name in ((prepared, place), *((record, f"{place}, rejected") for record in rejected)) if number < count else ():
+            for line in described(record, name, pipeline.tokenizer, row_length):
+                tell(line)
         if cut and number < count:
             tell(f"  (its first {SHOWN_TEXT} characters)")
+    return pairs
 
 
 def warn(total, settings, outputs, pipeline):
@@ -158,17 +173,18 @@ def prepare(settings, signals):
     require_positions(settings.row_length or 0, f"--row-length {settings.row_length}", pipeline)
     parts = parts_of(paths, settings.part_bytes)
     left_out.say()
-    preview(parts, pipeline, settings.show, settings.row_length)
+    pairs = preview(parts, pipeline, settings.show, settings.row_length)
+    settings.choose_layout(pairs)
     command = fingerprint(settings, paths, pipeline)[:16]
     with outputs.work_folder(command, signals) as folder:
         options = {"pipeline": settings.pipeline(), "folder": str(folder), "rows": settings.layout != "stream",
-                   "row_length": settings.row_length}
+                   "row_length": settings.row_length, "pairs": pairs}
         make_parts(folder, parts, options, settings.workers, signals)
         total = totals(folder, len(parts))
         if settings.layout != "stream":
             require_positions(total["longest"], f"the longest record has {total['longest']} tokens", pipeline)
         descriptions, filled = build(folder, len(parts), outputs, total, settings.layout, settings.row_length,
-                                     settings.validation, pipeline)
+                                     settings.validation, pipeline, pairs)
         outputs.publish(folder, masked(descriptions), signals)
     warn(total, settings, outputs, pipeline)
     if len(total["forms"]) > 1:
@@ -177,5 +193,6 @@ def prepare(settings, signals):
         if settings.layout == "packed":
             tell(f"packed {description['records']:,} records in {description['rows']:,} rows of {description['row_length']:,}: "
                  f"{tokens / description['tokens']:.1%} full")
-        tell(f"{description['records']} records, {description['tokens']} tokens of {description['dtype']}, "
+        records = f"{description['records'] // 2} pairs" if pairs else f"{description['records']} records"
+        tell(f"{records}, {description['tokens']} tokens of {description['dtype']}, "
              f"{description['targets']} of them targets, in {files.tokens}")

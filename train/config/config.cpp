@@ -137,17 +137,27 @@ void read_config_toml(const std::filesystem::path& file, TrainConfig& config) {
   }
 }
 
-/// Throws UsageError where no update can run ahead of the gradient norm.
-void check_speculation(const TrainConfig& c) {
-  const auto refuse = [](std::string_view why) {
-    throw UsageError("--speculate on", why, "leave it out");
-  };
+std::string_view why_none_speculates(const TrainConfig& c) noexcept {
   if (c.clip == 0.0 && c.on_nonfinite == OnNonfinite::stop) {
-    refuse("with --clip 0 --on-nonfinite stop no update waits for the gradient norm");
+    return "with --clip 0 --on-nonfinite stop no update waits for the gradient norm";
   }
-  if (is_lion(c.state)) refuse("updates of --state lion cannot be taken back");
-  if (c.beta1 < 0.5 || c.beta2 < 0.5) refuse("updates with a beta below 0.5 cannot be taken back");
-  if (c.lr.value_or(0.0) * c.weight_decay > 0.5) refuse("updates with --lr times --weight-decay above 0.5 cannot be taken back");
+  if (is_lion(c.state)) return "updates of --state lion cannot be taken back";
+  if (c.beta1 < 0.5 || c.beta2 < 0.5) return "updates with a beta below 0.5 cannot be taken back";
+  if (c.lr.value_or(0.0) * c.weight_decay > 0.5) {
+    return "updates with --lr times --weight-decay above 0.5 cannot be taken back";
+  }
+  return {};
+}
+
+/// Throws UsageError where adapters are described and there is neither a rank nor an adapter to go on from.
+void check_adapters(const TrainConfig& c) {
+  if (c.lora.rank > 0 || !c.adapter.empty() || c.lora == LoraOptions{}) return;
+  const std::string_view flag = c.lora.alpha                      ? "--lora-alpha"
+                                : !c.lora.targets.empty()         ? "--lora-targets"
+                                : c.lora.dropout                  ? "--lora-dropout"
+                                : !c.lora.modules_to_save.empty() ? "--lora-modules-to-save"
+                                                                  : "--lora-rslora";
+  throw UsageError(flag, "there is no --lora-rank, so no adapter is trained", "give one, for example --lora-rank 16");
 }
 
 void check_config(const TrainConfig& c) {
@@ -158,10 +168,19 @@ void check_config(const TrainConfig& c) {
   if (c.lr && c.min_lr && *c.min_lr > *c.lr) {
     throw UsageError("--min-lr", fmt::format("{} is above --lr {}", *c.min_lr, *c.lr), "give a smaller one");
   }
+  if (c.objective == Objective::dpo && c.micro_batch % 2 != 0) {
+    throw UsageError(fmt::format("--micro-batch {}", c.micro_batch), "--objective dpo learns pairs of sequences",
+                     "give an even number, such as --micro-batch 2");
+  }
+  if (c.objective == Objective::dpo && !c.mix.empty()) {
+    throw UsageError("--mix", "--objective dpo has one source of pairs", "prepare all to one file for --data");
+  }
   if (c.patience > 0 && c.eval_every == 0) {
     throw UsageError("--patience", "there is no --eval-every", "give it, and --eval-data");
   }
-  if (c.speculate == Speculate::on) check_speculation(c);
+  check_adapters(c);
+  const std::string_view waits = why_none_speculates(c);
+  if (c.speculate == Speculate::on && !waits.empty()) throw UsageError("--speculate on", waits, "leave it out");
 }
 
 }  // namespace tandem

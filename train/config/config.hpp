@@ -12,6 +12,7 @@
 #include <string_view>
 #include <vector>
 
+#include "core/numerics/weight_code.hpp"
 #include "core/tensor/dtype.hpp"
 #include "core/tensor/layout_quantum.hpp"
 #include "data/token_source.hpp"
@@ -37,6 +38,9 @@ enum class AccumulationOrder : std::uint8_t { automatic, micro_batch, layer };
 /// Reaction of a run to a checkpoint that cannot be written. The last checkpoint of a run always ends it.
 enum class OnSaveFailure : std::uint8_t { stop, go_on };
 
+/// Objective of a run: each target, or which answer of a pair is preferred (DPO, Rafailov et al., arXiv 2305.18290).
+enum class Objective : std::uint8_t { lm, dpo };
+
 /// A source of data and its weight, which is to those of the others as its windows are to theirs.
 struct MixEntry {
   std::string path;
@@ -49,6 +53,19 @@ struct SequenceFacts {
   /// Length of a record -> its number in a sequence, on average over a sample. Empty: each sequence is one record.
   std::map<std::int64_t, double> records;
   double target_share = 1.0;  ///< share of tokens that are targets
+  std::int64_t scored = 0;    ///< records of which a reference's log-probability is held, for --objective dpo
+};
+
+/// Low-rank adapters that a run trains in place of the model's own weights.
+struct LoraOptions {
+  std::int64_t rank = 0;                     ///< 0: none
+  std::optional<double> alpha;               ///< empty: twice the rank
+  std::string targets;                       ///< as parse_lora_targets reads it; empty: all-linear
+  std::optional<double> dropout;             ///< empty: 0
+  std::optional<bool> rank_stabilized;       ///< empty: off
+  std::vector<std::string> modules_to_save;  ///< ends of the names of modules that are trained whole beside them
+  double alpha_or_default() const noexcept { return alpha.value_or(2.0 * static_cast<double>(rank)); }
+  bool operator==(const LoraOptions&) const = default;
 };
 
 struct TrainConfig {
@@ -59,6 +76,8 @@ struct TrainConfig {
   std::vector<std::string> eval_data;
   std::optional<TokenWidth> token_dtype;
   bool document_attention = false;  ///< documents of a stream are records, which do not see each other
+  Objective objective = Objective::lm;
+  double dpo_beta = 0.1;  ///< how much a reward weighs that departs from the reference, of DPO alone
   std::string out;
   std::string device = "auto";
   std::size_t device_memory = 0;  ///< bytes; 0: what is free, less a margin
@@ -92,8 +111,11 @@ struct TrainConfig {
   double clip = 1.0;
   std::uint64_t seed = 42;
   std::string freeze;
+  LoraOptions lora;
+  std::string adapter;                 ///< folder of an adapter that training goes on from; empty: none
+  std::optional<WeightCode> base;  ///< format of frozen matrices; empty: as the model's files have them
   OnNonfinite on_nonfinite = OnNonfinite::skip;
-  Speculate speculate = Speculate::off;
+  Speculate speculate = Speculate::automatic;
   std::int64_t eval_every = 0;
   std::int64_t checkpoint_every = 0;
   int keep = 2;
@@ -110,6 +132,9 @@ struct TrainConfig {
   std::string state_dir;
   bool strict = false;
 };
+
+/// Name of a format as --base takes it: "nf4", and "bf16" where weights are stored as they are.
+std::string_view base_name(WeightCode code) noexcept;
 
 /// One field: how it is called, explained, read and printed.
 struct ConfigField {
@@ -133,6 +158,9 @@ const std::vector<ConfigField>& config_fields();
 const ConfigField* find_config_field(std::string_view name);
 /// Sets one field from texts (several for a list, which they replace). Throws UsageError "--name VALUE: ...".
 void set_config_field(TrainConfig& config, const ConfigField& field, const std::vector<std::string>& values);
+
+/// Why no update of such a run can run ahead of the gradient norm; empty where some may.
+std::string_view why_none_speculates(const TrainConfig& config) noexcept;
 
 /// TOML with every field that is set. Reads back as the same configuration.
 std::string config_toml(const TrainConfig& config);

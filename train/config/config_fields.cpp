@@ -1,7 +1,9 @@
 // The one table of all configuration fields.
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <limits>
 #include <type_traits>
@@ -9,6 +11,7 @@
 #include "core/base/error.hpp"
 #include "core/device/device_name.hpp"
 #include "train/config/config.hpp"
+#include "train/config/lora_targets.hpp"
 #include "train/config/name_pattern.hpp"
 #include "train/config/units.hpp"
 
@@ -290,6 +293,12 @@ void add_input_fields(std::vector<ConfigField>& all) {
   all.push_back(flag({"document-attention", "", "off", "",
                       "attention and positions stay within documents, which end tokens of a .bin separate"},
                      &C::document_attention));
+  all.push_back(choice<Objective>(
+      {"objective", "NAME", "lm", "dpo",
+       "lm learns every target; dpo which answer of each pair is preferred, from data with preferences"},
+      &C::objective, {{"lm", Objective::lm}, {"dpo", Objective::dpo}}));
+  all.push_back(number({"dpo-beta", "BETA", "0.1", "0.3", "of --objective dpo: factor of the rewards"}, &C::dpo_beta,
+                       0.0, unlimited, true));
   all.push_back(text(
       {"out", "DIR", "nothing is saved", "runs/first", "run directory: configuration, metrics, summary, checkpoints"},
       &C::out));
@@ -337,11 +346,12 @@ void add_machine_fields(std::vector<ConfigField>& all) {
        {"bf16-moments", StateFormat::bf16_moments},
        {"8bit-moments", StateFormat::byte_moments},
        {"lion", StateFormat::lion}}));
-  all.push_back(choice<Speculate>(
-      {"speculate", "WHEN", "off", "on",
-       "updates on the CPU before the gradient norm is known, taken back to the bit where it clips: off, auto (while most "
-       "steps are not clipped), on"},
-      &C::speculate, {{"off", Speculate::off}, {"auto", Speculate::automatic}, {"on", Speculate::on}}));
+  all.push_back(choice<Speculate>({"speculate", "WHEN", "auto", "off",
+                                   "updates on the CPU before the gradient norm is known, taken back to the bit where "
+                                   "it clips: off, auto (where there "
+                                   "is host memory for it, while most steps are not clipped), on"},
+                                  &C::speculate,
+                                  {{"off", Speculate::off}, {"auto", Speculate::automatic}, {"on", Speculate::on}}));
   all.push_back(text({"state-dir", "DIR", "none: all of it is in memory", "/mnt/nvme",
                       "folder on a fast disk, for the optimizer state that host memory has no room for; read and "
                       "written in every step"},
@@ -363,6 +373,99 @@ void add_machine_fields(std::vector<ConfigField>& all) {
   all.push_back(integer<int>({"numa-node", "NODE", "the GPU's, else wherever", "0",
                               "memory node of pinned memory and of the CPU update's threads"},
                              &C::numa_node, 0, 1023, -1));
+}
+
+/// One text that is shown where it is set.
+std::vector<std::string> shown(bool set, std::string text) {
+  return set ? std::vector{std::move(text)} : std::vector<std::string>{};
+}
+
+bool truth(std::string_view value) {
+  if (value != "true" && value != "false") out_of_range(value, "true or false");
+  return value == "true";
+}
+
+double number_in(std::string_view value, double least, double below) {
+  const double x = parse_number(value);
+  if (x < least || x >= below) out_of_range(value, fmt::format("a number from {} to below {}", least, below));
+  return x;
+}
+
+/// Names in "embed_tokens,lm_head".
+std::vector<std::string> names_in(std::string_view value) {
+  std::vector<std::string> names;
+  for (std::size_t begin = 0; begin <= value.size();) {
+    const std::size_t end = std::min(value.find(',', begin), value.size());
+    if (begin == end) out_of_range(value, "names with commas between them");
+    names.emplace_back(value.substr(begin, end - begin));
+    begin = end + 1;
+  }
+  return names;
+}
+
+constexpr std::array<std::pair<std::string_view, WeightCode>, 5> base_formats{{{"bf16", WeightCode::none},
+                                                                               {"int8", WeightCode::int8},
+                                                                               {"nf4", WeightCode::nf4},
+                                                                               {"nf4-double", WeightCode::nf4_double},
+                                                                               {"fp8", WeightCode::fp8}}};
+
+void add_adapter_fields(std::vector<ConfigField>& all) {
+  using C = TrainConfig;
+  constexpr double largest_alpha = 1e6;
+  constexpr std::int64_t largest_rank = 1 << 16;
+  all.push_back(field(
+      {"lora-rank", "RANK", "none: all weights are trained", "16",
+       "train low-rank adapters of this rank, and not the model's own weights"},
+      Kind::number,
+      [](C& c, std::string_view v) {
+        const std::int64_t rank = parse_integer(v);
+        if (rank < 1 || rank > largest_rank) out_of_range(v, "1 to 65536");
+        c.lora.rank = rank;
+      },
+      [](const C& c) { return shown(c.lora.rank > 0, std::to_string(c.lora.rank)); }));
+  all.push_back(field(
+      {"lora-alpha", "ALPHA", "twice the rank", "32", "adapters count alpha / rank times"}, Kind::number,
+      [](C& c, std::string_view v) {
+        c.lora.alpha = number_in(v, 0.0, largest_alpha);
+        if (*c.lora.alpha == 0.0) out_of_range(v, "a number above 0");
+      },
+      [](const C& c) { return shown(c.lora.alpha.has_value(), print_number(c.lora.alpha.value_or(0.0))); }));
+  all.push_back(field(
+      {"lora-targets", "NAMES|REGEX", "all-linear: all linear layers of blocks but routers and experts",
+       "q_proj,v_proj",
+       "linear layers that have adapters: names with commas between them, or a regular expression that whole names "
+       "match, such as .*\\.[0-3]\\.mlp\\..*"},
+      Kind::text,
+      [](C& c, std::string_view v) {
+        static_cast<void>(parse_lora_targets(v));
+        c.lora.targets = v;
+      },
+      [](const C& c) { return shown(!c.lora.targets.empty(), c.lora.targets); }));
+  all.push_back(field(
+      {"lora-dropout", "SHARE", "0", "0.05", "share of the inputs of adapters that is set to zero in training"},
+      Kind::number, [](C& c, std::string_view v) { c.lora.dropout = number_in(v, 0.0, 1.0); },
+      [](const C& c) { return shown(c.lora.dropout.has_value(), print_number(c.lora.dropout.value_or(0.0))); }));
+  all.push_back(field(
+      {"lora-rslora", "", "off", "", "adapters count alpha / sqrt(rank) times"}, Kind::boolean,
+      [](C& c, std::string_view v) { c.lora.rank_stabilized = truth(v); },
+      [](const C& c) {
+        const auto& set = c.lora.rank_stabilized;
+        return shown(set.has_value(), set.value_or(false) ? "true" : "false");
+      }));
+  all.push_back(field(
+      {"lora-modules-to-save", "NAMES", "none", "embed_tokens,lm_head",
+       "modules whose names end so are trained whole, and saved with the adapters"},
+      Kind::text, [](C& c, std::string_view v) { c.lora.modules_to_save = names_in(v); },
+      [](const C& c) {
+        return shown(!c.lora.modules_to_save.empty(), fmt::format("{}", fmt::join(c.lora.modules_to_save, ",")));
+      }));
+  all.push_back(text({"adapter", "DIR", "none", "my-adapter",
+                      "go on from this adapter: a folder that PEFT has written, or a run or checkpoint with adapters"},
+                     &C::adapter));
+  all.push_back(
+      choice<WeightCode>({"base", "FORMAT", "as the model's files have them: bf16, or NF4 by bitsandbytes", "nf4",
+                          "how frozen matrices of blocks are stored: bf16, int8, nf4, nf4-double or fp8"},
+                         &C::base, {base_formats.begin(), base_formats.end()}));
 }
 
 void add_work_fields(std::vector<ConfigField>& all) {
@@ -393,8 +496,11 @@ void add_work_fields(std::vector<ConfigField>& all) {
         return x;
       },
       print_number, positive));
-  all.push_back(number({"lr", "RATE", "2e-5 with loaded weights, 3e-4 from scratch", "1e-3", "peak learning rate"},
-                       &C::lr, 0.0, unlimited));
+  all.push_back(number(
+      {"lr", "RATE",
+       "2e-5 with loaded weights, 3e-4 from scratch, 2e-4 of adapters; with --objective dpo 1e-6, 1e-5 of adapters",
+       "1e-3", "peak learning rate"},
+      &C::lr, 0.0, unlimited));
   all.push_back(number({"min-lr", "RATE", "a tenth of --lr", "1e-5", "learning rate at the end of the decay"},
                        &C::min_lr, 0.0, unlimited));
   all.push_back(integer<std::int64_t>({"warmup-steps", "STEPS", "0", "100", "steps in which the rate rises"},
@@ -422,6 +528,7 @@ void add_work_fields(std::vector<ConfigField>& all) {
   all.push_back(other(
       {"freeze", "REGEX", "none", "wte|wpe", "parameters (Hugging Face names) that are not trained"}, &C::freeze,
       parse_regex, [](const std::string& v) { return v; }, [](const std::string& v) { return !v.empty(); }));
+  add_adapter_fields(all);
   all.push_back(
       choice<OnNonfinite>({"on-nonfinite", "ACTION", "skip", "stop", "a step without a finite gradient: skip or stop"},
                           &C::on_nonfinite, {{"skip", OnNonfinite::skip}, {"stop", OnNonfinite::stop}}));
@@ -463,6 +570,11 @@ void add_report_fields(std::vector<ConfigField>& all) {
 }
 
 }  // namespace
+
+std::string_view base_name(WeightCode code) noexcept {
+  const auto found = std::ranges::find(base_formats, code, &std::pair<std::string_view, WeightCode>::second);
+  return found == base_formats.end() ? "unknown" : found->first;
+}
 
 const std::vector<ConfigField>& config_fields() {
   static const std::vector<ConfigField> fields = [] {

@@ -15,7 +15,9 @@
 #include "io/safetensors.hpp"
 #include "models/hf/hf_config.hpp"
 #include "models/transformer/transformer.hpp"
+#include "train/hf/adapter_source.hpp"
 #include "train/hf/hf_weights.hpp"
+#include "train/hf/peft_config.hpp"
 #include "train/hf/tokenizer_files.hpp"
 
 namespace tandem {
@@ -133,15 +135,19 @@ std::string config_text(const ExportContent& content) {
   return json_document(json);
 }
 
+void copy_beside(const fs::path& folder, const FileBeside& file) {
+  const MappedFile source(file.from);
+  const std::string_view text(reinterpret_cast<const char*>(source.bytes().data()), source.bytes().size());
+  const fs::path place = folder / place_in_folder(file.name);
+  create_directories_or_throw(place.parent_path());
+  write_file_atomically(place, text);
+}
+
 /// Copies, and gives those a generation config that came without.
 void write_beside(const fs::path& folder, const ExportContent& content) {
   bool generation = false;
   for (const FileBeside& file : content.beside) {
-    const MappedFile source(file.from);
-    const std::string_view text(reinterpret_cast<const char*>(source.bytes().data()), source.bytes().size());
-    const fs::path place = folder / place_in_folder(file.name);
-    create_directories_or_throw(place.parent_path());
-    write_file_atomically(place, text);
+    copy_beside(folder, file);
     generation = generation || file.name == "generation_config.json";
   }
   if (!generation) {
@@ -151,12 +157,22 @@ void write_beside(const fs::path& folder, const ExportContent& content) {
 
 }  // namespace
 
-void export_hf(const fs::path& to, const ExportContent& content) {
+namespace {
+
+/// Has `write` fill a hidden folder, which then takes its place.
+void write_folder(const fs::path& to, const std::function<void(const fs::path&)>& write) {
   const fs::path target = to.has_filename() ? to : to.parent_path();
   const fs::path hidden = target.parent_path() / fmt::format(".{}.tmp", target.filename().string());
   system_files().remove_all(hidden);
   create_directories_or_throw(hidden);
   Unfinished guard(hidden);
+  write(hidden);
+  rename_or_throw(hidden, target);
+  guard.keep();
+  sync_directory(target.has_parent_path() ? target.parent_path() : fs::path("."));
+}
+
+void write_model(const fs::path& hidden, const ExportContent& content) {
   const auto shards = shards_of(content);
   std::int64_t largest = 0;
   for (const Parameter* p : content.layout.owned_parameters()) {
@@ -171,9 +187,109 @@ void export_hf(const fs::path& to, const ExportContent& content) {
   }
   write_beside(hidden, content);
   write_file_atomically(hidden / "config.json", config_text(content));
-  rename_or_throw(hidden, target);
-  guard.keep();
-  sync_directory(target.has_parent_path() ? target.parent_path() : fs::path("."));
+}
+
+/// The adapter's tensors, under PEFT's names. PEFT has a tied table twice: as the embedding's, and as the head's.
+Shard adapter_shard(const AdapterExport& content) {
+  Shard shard;
+  const auto add = [&](const Parameter& p, HfTensor as) {
+    if (as.first_row == 0) shard.tensors.push_back({.as = std::move(as), .parts = {}});
+    shard.tensors.back().parts.push_back({&p, 0, p.count});
+  };
+  for (const Parameter* p : content.layout.owned_parameters()) {
+    if (!p->options.trainable) continue;
+    HfTensor as = hf_tensor_of(content.config, *p);
+    as.name = peft_tensor_of(content.config, *p).name;
+    add(*p, as);
+    const bool tied = content.config.tied_head && p->layer == 0 && p->name == "tokens";
+    as.name = "base_model.model.lm_head.weight";
+    if (tied) add(*p, as);
+  }
+  return shard;
+}
+
+void write_adapter(const fs::path& hidden, const AdapterExport& content) {
+  const ExportContent tensors{
+      .config = content.config, .layout = content.layout, .type = content.type, .beside = {}, .values = content.values};
+  const Shard shard = adapter_shard(content);
+  std::int64_t largest = 0;
+  for (const ExportTensor& tensor : shard.tensors) {
+    for (const ExportPart& part : tensor.parts) largest = std::max(largest, part.count);
+  }
+  std::vector<float> buffer(static_cast<std::size_t>(largest));
+  write_shard(hidden / "adapter_model.safetensors", shard, tensors, buffer);
+  for (const FileBeside& file : content.beside) copy_beside(hidden, file);
+  write_file_atomically(hidden / "adapter_config.json",
+                        peft_config_text(content.config, content.options, content.base));
+}
+
+/// The two matrices of a linear layer's adapter.
+class AdapterProduct {
+ public:
+  AdapterProduct(const Parameter& a, const Parameter& b, double scale)
+      : a_(a), b_(b), scale_(static_cast<float>(scale)) {}
+
+  template <class Values>
+  void load(const Values& values) {
+    matrix_a_.resize(static_cast<std::size_t>(a_.count));
+    matrix_b_.resize(static_cast<std::size_t>(b_.count));
+    values(a_, 0, matrix_a_);
+    values(b_, 0, matrix_b_);
+  }
+
+  /// Adds elements [first, first + to.size()) of scale B A, (O, I).
+  void add(std::int64_t first, std::span<float> to) const {
+    const std::int64_t rank = a_.shape[0], inputs = a_.shape[1], outputs = b_.shape[1];
+    std::vector<float> sum(static_cast<std::size_t>(inputs));
+    while (!to.empty()) {
+      const std::int64_t row = first / inputs, column = first % inputs;
+      const auto part = to.first(std::min(to.size(), static_cast<std::size_t>(inputs - column)));
+      std::ranges::fill(sum, 0.0F);
+      for (std::int64_t k = 0; k < rank; ++k) {
+        const float b = matrix_b_[static_cast<std::size_t>(k * outputs + row)];
+        const float* const a = matrix_a_.data() + k * inputs + column;
+        for (std::size_t i = 0; i < part.size(); ++i) sum[i] += b * a[i];
+      }
+      for (std::size_t i = 0; i < part.size(); ++i) part[i] += scale_ * sum[i];
+      first += std::ssize(part);
+      to = to.subspan(part.size());
+    }
+  }
+
+ private:
+  const Parameter &a_, &b_;
+  float scale_;
+  std::vector<float> matrix_a_, matrix_b_;
+};
+
+}  // namespace
+
+void export_hf(const fs::path& to, const ExportContent& content) {
+  write_folder(to, [&](const fs::path& hidden) { write_model(hidden, content); });
+}
+
+void export_adapter(const fs::path& to, const AdapterExport& content) {
+  write_folder(to, [&](const fs::path& hidden) { write_adapter(hidden, content); });
+}
+
+std::function<void(const Parameter&, std::int64_t, std::span<float>)> merged_values(
+    const ModelConfig& config, const ParameterLayout& layout,
+    std::function<void(const Parameter&, std::int64_t, std::span<float>)> values) {
+  const double scale = config.lora.value().scale();
+  return [&config, &layout, values = std::move(values), scale](const Parameter& p, std::int64_t first,
+                                                               std::span<float> to) {
+    const Parameter& own = layout.parameter(p.full_name);
+    values(own, first, to);
+    const std::size_t end = p.name.ends_with(".weight") ? p.name.size() - std::string_view(".weight").size() : 0;
+    const std::string module = p.name.substr(0, end);
+    const bool in_block = p.layer > 0 && p.layer <= config.layers;
+    if (!in_block || !config.lora->adapts(p.layer - 1, module)) return;
+    const std::string whole = layout.layer(p.layer).name + "." + module;
+    AdapterProduct product(layout.parameter(whole + std::string(lora_a)), layout.parameter(whole + std::string(lora_b)),
+                           scale);
+    product.load(values);
+    product.add(first, to);
+  };
 }
 
 }  // namespace tandem

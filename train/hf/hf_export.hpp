@@ -12,6 +12,8 @@
 
 namespace tandem {
 
+struct LoraOptions;
+
 enum class ExportType : std::uint8_t { bf16, fp32 };
 
 struct ExportContent {
@@ -28,5 +30,26 @@ struct ExportContent {
 /// Writes the folder `to` (new, or empty) through a hidden one beside it: it appears whole or not at all. Takes
 /// memory for the largest parameter. Blocks. Throws WriteError.
 void export_hf(const std::filesystem::path& to, const ExportContent& content);
+
+/// An adapter to write.
+struct AdapterExport {
+  const ModelConfig& config;      ///< with adapters
+  const ParameterLayout& layout;  ///< whose trained parameters are the adapter
+  const LoraOptions& options;
+  std::string base;  ///< path or name of the model that it belongs to
+  ExportType type = ExportType::bf16;
+  std::vector<FileBeside> beside;  ///< copied: tokenizer files
+  /// Gives each trained parameter's master.
+  std::function<void(const Parameter&, std::int64_t first, std::span<float>)> values;
+};
+
+/// Writes an adapter as PEFT does, adapter_config.json and adapter_model.safetensors, like export_hf.
+void export_adapter(const std::filesystem::path& to, const AdapterExport& content);
+
+/// Values of a model whose adapters are added to its weights, W + scale B A, in fp32. `values`: those of the layout
+/// with adapters, which must outlive the result, as must `layout`. Takes memory for the two matrices of one layer.
+std::function<void(const Parameter&, std::int64_t first, std::span<float>)> merged_values(
+    const ModelConfig& config, const ParameterLayout& layout,
+    std::function<void(const Parameter&, std::int64_t first, std::span<float>)> values);
 
 }  // namespace tandem

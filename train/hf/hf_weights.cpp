@@ -38,7 +38,8 @@ std::vector<fs::path> tensor_files(const fs::path& directory) {
   if (fs::exists(index, error)) return files_of_index(directory, index);
   std::set<fs::path> files;
   for (fs::directory_iterator it(directory, error), end; !error && it != end; it.increment(error)) {
-    if (it->path().extension() == ".safetensors") files.insert(it->path());
+    const bool is_adapter_file = it->path().filename() == "adapter_model.safetensors";
+    if (it->path().extension() == ".safetensors" && !is_adapter_file) files.insert(it->path());
   }
   return {files.begin(), files.end()};
 }
@@ -123,6 +124,40 @@ const StoredTensor* HfWeights::stored(const ModelConfig& config, const std::stri
   return found == nullptr && config.tied_head && is_embedding ? find(head_name) : found;
 }
 
+/// The matrix of this name as bitsandbytes has quantized it; none where it is stored plainly.
+std::optional<Nf4Tensor> HfWeights::nf4_tensor(const std::string& name) const {
+  const auto find = [this](const std::string& part) { return this->find(part); };
+  if (!Nf4Tensor::is_quantized(name, find)) return std::nullopt;
+  return Nf4Tensor(fmt::format("tensors of {}", directory_.string()), name, find);
+}
+
+/// Throws InputError where a parameter cannot take over a matrix in NF4, which is one of `count` that it consists of.
+void HfWeights::check_nf4(const Parameter& p, const HfTensor& tensor, const Nf4Tensor& stored,
+                          std::int64_t count) const {
+  const auto refuse = [&](std::string_view why, std::string_view advice) {
+    throw InputError(fmt::format("tensors of {}", directory_.string()),
+                     fmt::format("{} is NF4 by bitsandbytes{}", tensor.name, why), advice);
+  };
+  const WeightCode code = p.options.code;
+  const bool takes_codes = code == WeightCode::nf4 || code == WeightCode::nf4_double;
+  if (tensor.transposed) refuse(", of a class whose matrices lie transposed", "use the model's bf16 weights");
+  if (p.options.trainable) refuse(", which is not trained", "give --base nf4 and train adapters by --lora-rank");
+  if (code != WeightCode::none && !takes_codes) refuse(", and would be rounded again", "give --base nf4");
+  if (!takes_codes) return;
+  const std::int64_t first = tensor.first_row * (p.count / p.shape[0]), each = p.count / count;
+  const bool is_whole = count == 1 && tensor.first_row == 0 && stored.shape()[0] == p.shape[0];
+  if (code == WeightCode::nf4_double && !stored.has_coded_scales()) {
+    refuse(" with scales in fp32, which would be rounded", "store it with those: the code nf4");
+  }
+  if (code == WeightCode::nf4_double && !is_whole) {
+    refuse(fmt::format(" with scales in bytes, of which {} is a part only", p.full_name),
+           "use the model's bf16 weights");
+  }
+  if (first % nf4_block != 0 || (count > 1 && each % 2 != 0)) {
+    refuse(fmt::format(", and {} begins within one of its blocks", p.full_name), "use the model's bf16 weights");
+  }
+}
+
 /// Checks the copy of a tied head that a file may hold. A head that differs from the embedding would be lost silently.
 void HfWeights::check_tied_head(const ModelConfig& config, const ParameterLayout& layout) const {
   const StoredTensor* const head = find(head_name);
@@ -158,13 +193,24 @@ void HfWeights::check(const ModelConfig& config, const ParameterLayout& layout) 
   const StoredTensor* const head = find(head_name);
   const auto check_tensor = [&](const Parameter& p, const HfTensor& tensor) {
     const StoredTensor* stored = this->stored(config, tensor.name);
-    if (tensor.first_row > 0) return;  // part of a tensor that an earlier parameter has asked for
+    if (tensor.first_row > 0) {  // part of a tensor that an earlier parameter has asked for
+      if (const auto nf4 = nf4_tensor(tensor.name)) check_nf4(p, tensor, *nf4, hf_tensor_count(p));
+      return;
+    }
     if (stored == nullptr) {
       missing.push_back(tensor.name);
       return;
     }
     used.insert(stored);
     const auto shape = stored_shape(p, tensor);
+    if (const auto nf4 = nf4_tensor(tensor.name)) {
+      used.insert(nf4->parts().begin(), nf4->parts().end());
+      check_nf4(p, tensor, *nf4, hf_tensor_count(p));
+      if (nf4->shape() == shape) return;
+      misshapen.push_back(
+          fmt::format("{} ({}) instead of ({})", tensor.name, fmt::join(nf4->shape(), ", "), fmt::join(shape, ", ")));
+      return;
+    }
     if (stored->shape != shape) {
       misshapen.push_back(
           fmt::format("{} ({}) instead of ({})", tensor.name, fmt::join(stored->shape, ", "), fmt::join(shape, ", ")));
@@ -204,8 +250,31 @@ void HfWeights::read(const ModelConfig& config, const Parameter& p, std::int64_t
   }
 }
 
+bool HfWeights::read_codes(const ModelConfig& config, const Parameter& p, CodeSink& sink) const {
+  const std::int64_t count = hf_tensor_count(p), each = p.count / count;
+  std::vector<Nf4Tensor> tensors;
+  for (std::int64_t i = 0; i < count; ++i) {
+    auto nf4 = nf4_tensor(hf_tensor_of(config, p, i).name);
+    if (!nf4) return false;
+    tensors.push_back(std::move(*nf4));
+  }
+  const std::int64_t first = hf_tensor_of(config, p).first_row * (p.count / p.shape[0]);
+  for (std::int64_t i = 0; i < count; ++i) {
+    const Nf4Tensor& tensor = tensors[static_cast<std::size_t>(i)];
+    tensor.give_codes(first, each, i * each, sink);
+    if (p.options.code != WeightCode::nf4_double) {
+      tensor.give_scales(first, each, i * ((each + nf4_block - 1) / nf4_block), sink);
+    }
+  }
+  if (p.options.code == WeightCode::nf4_double) tensors.front().give_coded_scales(sink);
+  return true;
+}
+
 void HfWeights::read_tensor(const ModelConfig& config, const HfTensor& tensor, const Parameter& p, std::int64_t first,
                             std::span<float> values) const {
+  if (const auto nf4 = nf4_tensor(tensor.name)) {
+    return nf4->read(tensor.first_row * (p.count / p.shape[0]) + first, values);
+  }
   const StoredTensor* stored = this->stored(config, tensor.name);
   if (!tensor.transposed) return widen(*stored, tensor.first_row * (p.count / p.shape[0]) + first, values);
   const auto end = first + static_cast<std::int64_t>(values.size());

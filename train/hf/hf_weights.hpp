@@ -5,13 +5,16 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "core/params/parameter_layout.hpp"
+#include "core/params/weight_encoder.hpp"
 #include "io/safetensors.hpp"
 #include "models/config/config.hpp"
+#include "train/hf/bitsandbytes.hpp"
 
 namespace tandem {
 
@@ -25,11 +28,15 @@ class HfWeights {
   HfWeights(std::filesystem::path directory, const std::vector<std::filesystem::path>& files);
 
   /// Throws InputError that names tensors missing, unexpected or misshapen, and where a tied head differs from the
-  /// embedding, for which both are read.
+  /// embedding, for which both are read. Matrices in NF4 by bitsandbytes may be those of parameters that are stored in
+  /// NF4 too, or else are frozen; scales in bytes may become floats, and floats no bytes.
   void check(const ModelConfig& config, const ParameterLayout& layout) const;
   /// Widens elements [first, first + values.size()) of one parameter, transposing where it is stored so, and out of
   /// several tensors where it is of experts. Takes memory for a row at most.
   void read(const ModelConfig& config, const Parameter& parameter, std::int64_t first, std::span<float> values) const;
+  /// Hands out codes and scales of a parameter whose tensors are in NF4 already, as they are: nothing is rounded again.
+  /// False, and nothing is handed out, where they are not, and it is to be encoded of its values. After check().
+  bool read_codes(const ModelConfig& config, const Parameter& parameter, CodeSink& sink) const;
 
  private:
   const StoredTensor* find(const std::string& name) const;
@@ -37,6 +44,8 @@ class HfWeights {
   void add(const SafetensorsReader& file, const std::string& name, const StoredTensor& tensor);
   void read_tensor(const ModelConfig& config, const HfTensor& tensor, const Parameter& parameter, std::int64_t first,
                    std::span<float> values) const;
+  std::optional<Nf4Tensor> nf4_tensor(const std::string& name) const;
+  void check_nf4(const Parameter& parameter, const HfTensor& tensor, const Nf4Tensor& stored, std::int64_t count) const;
   void check_types() const;
   void check_tied_head(const ModelConfig& config, const ParameterLayout& layout) const;
   std::filesystem::path directory_;

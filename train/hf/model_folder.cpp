@@ -3,15 +3,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <array>
-#include <fstream>
-#include <iterator>
-#include <nlohmann/json.hpp>
 #include <system_error>
 #include <vector>
-
-#include "core/base/error.hpp"
-#include "core/base/json_text.hpp"
 
 namespace tandem {
 namespace {
@@ -139,15 +132,6 @@ std::vector<std::string> names_in(const fs::path& folder, bool nested) {
   return names;
 }
 
-/// Base model in an adapter's description, as far as it can be read.
-std::string base_of(const fs::path& description) {
-  std::ifstream in(description, std::ios::binary);
-  const std::string text{std::istreambuf_iterator<char>(in), {}};
-  const auto json = parse_json<nlohmann::json>(text);
-  const auto base = json.is_object() ? json.find("base_model_name_or_path") : json.end();
-  return base != json.end() && base->is_string() ? base->get<std::string>() : std::string();
-}
-
 }  // namespace
 
 std::optional<ForeignWeights> foreign_weights_of_name(const fs::path& file) {
@@ -164,18 +148,6 @@ std::optional<ForeignWeights> foreign_weights_in(const fs::path& folder) {
   }
   if (!best) return std::nullopt;
   return made(best->first, folder, best->second);
-}
-
-void refuse_adapter(const fs::path& folder, std::string_view typed) {
-  std::error_code ignored;
-  for (const char* name : {"adapter_config.json", "adapter_model.safetensors", "adapter_model.bin"}) {
-    if (!fs::exists(folder / name, ignored)) continue;
-    const std::string base = base_of(folder / "adapter_config.json");
-    throw UsageError(
-        fmt::format("{} {}", typed, folder.string()),
-        fmt::format("it holds an adapter ({}){}, which is not applied", name, base.empty() ? "" : " of " + base),
-        "merge it into its base (peft: merge_and_unload, then save_pretrained), or name a folder of the base alone");
-  }
 }
 
 }  // namespace tandem

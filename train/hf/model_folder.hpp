@@ -1,5 +1,5 @@
 #pragma once
-// Weights of a model folder in formats that are not read, and adapters.
+// Weights of a model folder in formats that are not read.
 #include <filesystem>
 #include <optional>
 #include <string>
@@ -18,9 +18,5 @@ struct ForeignWeights {
 std::optional<ForeignWeights> foreign_weights_of_name(const std::filesystem::path& file);
 /// The one in a folder that says most: weights before the state of a trainer. Empty where there is none.
 std::optional<ForeignWeights> foreign_weights_in(const std::filesystem::path& folder);
-
-/// Throws UsageError, where the folder holds an adapter, with or without its base beside it. `typed`: what the name
-/// stood behind, for errors.
-void refuse_adapter(const std::filesystem::path& folder, std::string_view typed);
 
 }  // namespace tandem

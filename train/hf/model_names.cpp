@@ -53,21 +53,23 @@ fs::path of_home(const std::string& path) {
 
 }  // namespace
 
-std::vector<std::string> nearest_shapes(std::string_view name) {
+std::vector<std::string> nearest_names(std::string_view name, const std::vector<std::string>& among) {
   constexpr std::size_t most = 3, shortest_prefix = 4;
   const std::string typed = plain(name);
   std::vector<std::pair<std::size_t, std::string>> near;
-  for (const std::string& shape : builtin_models()) {
-    const std::string known = plain(shape);
+  for (const std::string& candidate : among) {
+    const std::string known = plain(candidate);
     const std::size_t apart = distance(typed, known);
     const bool is_beginning = typed.size() >= shortest_prefix && known.starts_with(typed);
-    if (is_beginning || apart <= std::max<std::size_t>(1, known.size() / 4)) near.emplace_back(apart, shape);
+    if (is_beginning || apart <= std::max<std::size_t>(1, known.size() / 4)) near.emplace_back(apart, candidate);
   }
   std::ranges::stable_sort(near, {}, &std::pair<std::size_t, std::string>::first);
   std::vector<std::string> names;
   for (std::size_t i = 0; i < std::min(most, near.size()); ++i) names.push_back(near[i].second);
   return names;
 }
+
+std::vector<std::string> nearest_shapes(std::string_view name) { return nearest_names(name, builtin_models()); }
 
 bool is_hub_name(std::string_view name) {
   const auto slash = std::ranges::find(name, '/');

@@ -11,6 +11,9 @@ namespace tandem {
 /// Built-in shapes that may be meant by a name that is none, the likeliest first, three at most.
 std::vector<std::string> nearest_shapes(std::string_view name);
 
+/// Those that may be meant by a name that is none of them, the likeliest first, three at most.
+std::vector<std::string> nearest_names(std::string_view name, const std::vector<std::string>& among);
+
 /// Whether it can be a name of the hub: "org/name".
 bool is_hub_name(std::string_view name);
 

@@ -15,10 +15,15 @@
 #include "models/hf/hf_config.hpp"
 #include "models/transformer/transformer.hpp"
 #include "offload/engine/state_io.hpp"
+#include "train/config/config.hpp"
 #include "train/config/name_pattern.hpp"
+#include "train/hf/adapter_source.hpp"
+#include "train/hf/base_hashes.hpp"
 #include "train/hf/hf_weights.hpp"
+#include "train/hf/lora_modules.hpp"
 #include "train/hf/model_folder.hpp"
 #include "train/hf/model_names.hpp"
+#include "train/hf/quantized_config.hpp"
 #include "train/hf/tokenizer_files.hpp"
 
 namespace tandem {
@@ -41,21 +46,53 @@ ModelConfig config_of(const Checkpoint& checkpoint) {
   }
 }
 
-ModelSource from_checkpoint(std::unique_ptr<Checkpoint> checkpoint) {
+/// Puts an adapter on top of its base.
+void put_on_top(ModelSource& source, std::shared_ptr<const AdapterSource> adapter) {
+  const std::string what = fmt::format("adapter {}: target_modules", adapter->folder().string());
+  source.config.lora = lora_config(source.config, adapter->description().options, what);
+  source.adapter = std::move(adapter);
+}
+
+/// The base that an adapter names. `typed`: what the adapter's folder stood behind.
+ModelSource base_of(const AdapterSource& adapter, std::string_view typed) {
+  const std::string what = fmt::format("{} {}", typed, adapter.folder().string()), base = adapter.description().base;
+  const std::string advice = fmt::format("name the base, and give this with --adapter {}", adapter.folder().string());
+  std::error_code ignored;
+  if (base.empty()) throw UsageError(what, "it holds an adapter that does not name its base", advice);
+  if (!fs::exists(base, ignored) && !cached_snapshot(base)) {
+    throw UsageError(what, fmt::format("it holds an adapter of {}, which is neither here nor in the hub's cache", base),
+                     advice);
+  }
+  return find_model(base, {.typed = "base", .trains = false});
+}
+
+/// A checkpoint that holds the model itself, or the adapters of one.
+ModelSource from_checkpoint(std::unique_ptr<Checkpoint> checkpoint, std::string_view typed) {
   ModelSource source;
-  source.config = config_of(*checkpoint);
-  source.bytes = checkpoint->manifest().token_kind == "bytes";
+  ModelConfig config = config_of(*checkpoint);
+  const bool bytes = checkpoint->manifest().token_kind == "bytes";
   const std::vector<fs::path> beside = checkpoint->files_beside();
+  const fs::path folder = checkpoint->directory();
+  if (checkpoint->manifest().adapter.empty()) {
+    source.config = std::move(config);
+    source.checkpoint = std::move(checkpoint);
+    source.base = folder.string();
+  } else {
+    auto adapter = std::make_shared<const AdapterSource>(std::move(checkpoint));
+    source = base_of(*adapter, typed);
+    put_on_top(source, std::move(adapter));
+  }
+  source.bytes = bytes;
   source.beside = {beside.begin(), beside.end()};
-  source.checkpoint = std::move(checkpoint);
   return source;
 }
 
 ModelSource from_config_file(const fs::path& file) {
-  HfDescription description = read_hf_config(file);
+  StoredDescription read = read_description(file);
   ModelSource source;
-  source.config = std::move(description.config);
-  source.bytes = description.token_kind == "bytes";
+  source.config = std::move(read.description.config);
+  source.bytes = read.description.token_kind == "bytes";
+  source.config.stored_code = read.code;
   return source;
 }
 
@@ -81,15 +118,23 @@ void refuse_foreign_weights(const fs::path& directory, const ModelLookup& lookup
 /// `files`: those of its tensors where they were found already; null: not yet.
 ModelSource from_directory(const fs::path& directory, const ModelLookup& lookup,
                            std::shared_ptr<HfWeightFiles> files = {}) {
-  if (is_checkpoint(directory)) return from_checkpoint(std::make_unique<Checkpoint>(directory));
+  if (is_checkpoint(directory)) return from_checkpoint(std::make_unique<Checkpoint>(directory), lookup.typed);
   if (fs::is_directory(directory / "checkpoints")) {
     auto newest = newest_checkpoint(directory / "checkpoints",
                                     [](const fs::path&, const std::string& why) { spdlog::warn("{}", why); });
     if (!newest) throw InputError(fmt::format("run {}", directory.string()), "it holds no good checkpoint");
-    return from_checkpoint(std::move(newest));
+    return from_checkpoint(std::move(newest), lookup.typed);
   }
   const bool is_described = fs::exists(directory / "config.json");
-  if (!is_described || !lookup.from_scratch) refuse_adapter(directory, lookup.typed);
+  std::shared_ptr<const AdapterSource> adapter;
+  if (is_peft_folder(directory) && !(is_described && lookup.from_scratch)) {
+    adapter = std::make_shared<const AdapterSource>(directory);
+  }
+  if (adapter && !is_described) {
+    ModelSource source = base_of(*adapter, lookup.typed);
+    put_on_top(source, std::move(adapter));
+    return source;
+  }
   if (!is_described) refuse_folder(directory, lookup.typed);
   ModelSource source = from_config_file(directory / "config.json");
   if (!files) files = std::make_shared<HfWeightFiles>(directory);
@@ -100,6 +145,8 @@ ModelSource from_directory(const fs::path& directory, const ModelLookup& lookup,
                  directory.string(), source.config.architecture);
   }
   source.beside = files_beside_weights(directory);
+  source.base = directory.string();
+  if (adapter) put_on_top(source, std::move(adapter));
   return source;
 }
 
@@ -143,6 +190,7 @@ ModelSource from_hub_cache(const std::string& name, const ModelLookup& lookup) {
   }
   ModelSource source = from_directory(*snapshot, lookup, std::move(files));
   source.config.name = name.substr(name.find('/') + 1);
+  source.base = name;
   spdlog::info("model {}: {} in the hub's cache", name, snapshot->string());
   return source;
 }
@@ -199,6 +247,7 @@ ModelSource find_model(const std::string& name, const ModelLookup& lookup) {
     refuse_ambiguous(name, lookup);
     ModelSource source;
     source.config = builtin_model(name);
+    source.base = name;
     return source;
   }
   std::error_code error;
@@ -235,19 +284,15 @@ bool all_frozen(const ModelConfig& config, const Parameter& p, const Frozen& fro
                    "the experts of a layer are trained together", "a pattern that matches all of them, or none");
 }
 
-/// `plain`, the model's layout, with `frozen(Hugging Face name)` deciding what is not trained.
-template <class Frozen>
-ParameterLayout layout_with(const ModelConfig& config, const ParameterLayout& plain, const Frozen& frozen,
-                            std::size_t& trained) {
+/// `plain`, the model's layout, with `choose(parameter, options)` changing the options of those that own storage.
+template <class Choose>
+ParameterLayout layout_with(const ParameterLayout& plain, const Choose& choose) {
   ParameterLayout layout;
   for (const Layer& layer : plain.layers()) {
     auto builder = layout.add_layer(layer.name);
     for (const Parameter& p : layer.parameters) {
       ParameterOptions options = p.options;
-      if (!p.tied()) {
-        options.trainable = !all_frozen(config, p, frozen);
-        trained += options.trainable ? 1 : 0;
-      }
+      if (!p.tied()) choose(p, options);
       builder.add(p.name, p.shape, options);
     }
   }
@@ -294,8 +339,11 @@ ParameterLayout frozen_layout(const ModelConfig& config, const std::string& patt
   if (pattern.empty()) return plain;
   const std::regex expression = name_pattern(pattern);
   std::size_t trained = 0;
-  ParameterLayout layout = layout_with(
-      config, plain, [&](const std::string& name) { return std::regex_search(name, expression); }, trained);
+  const auto frozen = [&](const std::string& name) { return std::regex_search(name, expression); };
+  ParameterLayout layout = layout_with(plain, [&](const Parameter& p, ParameterOptions& options) {
+    options.trainable = !all_frozen(config, p, frozen);
+    trained += options.trainable ? 1 : 0;
+  });
   if (trained == 0) {
     throw UsageError(fmt::format("--freeze {}", pattern), "it freezes every parameter", "leave something to train");
   }
@@ -307,14 +355,116 @@ ParameterLayout frozen_layout(const ModelConfig& config, const std::string& patt
   return layout;
 }
 
-ParameterLayout forward_layout(const ModelConfig& config) {
-  std::size_t ignored = 0;
-  return layout_with(
-      config, layout_of(config), [](const std::string&) { return true; }, ignored);
+ParameterLayout trained_layout(const TrainConfig& config, const ModelConfig& model, DType ends) {
+  ParameterLayout layout = frozen_layout(model, config.freeze, ends);
+  if (model.lora) {
+    layout = layout_with(layout, [&](const Parameter& p, ParameterOptions& options) {
+      options.trainable = is_adapter(p) || is_saved_module(model, p, config.lora.modules_to_save);
+    });
+  }
+  const WeightCode base = config.base.value_or(model.lora ? model.stored_code : WeightCode::none);
+  if (base == WeightCode::none) return layout;
+  if (!model.lora) {
+    throw UsageError(fmt::format("--base {}", base_name(base)),
+                     "checkpoints of a run without adapters hold all weights as they are",
+                     "give --lora-rank, or leave it out");
+  }
+  bool any = false;
+  layout = layout_with(layout, [&](const Parameter& p, ParameterOptions& options) {
+    if (options.trainable || !is_codable(model, p)) return;
+    options.code = base;
+    any = true;
+  });
+  if (any || !config.base) return layout;
+  throw UsageError("--base", "it is for frozen matrices of blocks, and none is frozen", "leave it out");
 }
+
+ParameterLayout forward_layout(const ModelConfig& config) {
+  return layout_with(layout_of(config), [](const Parameter&, ParameterOptions& options) { options.trainable = false; });
+}
+
+namespace {
+
+/// Throws UsageError where a flag says something else of an adapter than its own description.
+void refuse_contradiction(std::string_view flag, const std::string& typed, const std::string& own,
+                          const AdapterSource& adapter) {
+  if (typed == own) return;
+  throw UsageError(fmt::format("{} {}", flag, typed),
+                   fmt::format("the adapter {} has {}", adapter.folder().string(), own), "leave the flag out");
+}
+
+/// Description of an adapter, with what flags add to it.
+LoraOptions options_of(const LoraOptions& typed, const ModelConfig& model, const AdapterSource& adapter) {
+  LoraOptions options = adapter.description().options;
+  const auto compare = [&](std::string_view flag, const auto& value, const auto& own) {
+    refuse_contradiction(flag, fmt::format("{}", value), fmt::format("{}", own), adapter);
+  };
+  if (typed.rank > 0) compare("--lora-rank", typed.rank, options.rank);
+  if (typed.alpha) compare("--lora-alpha", *typed.alpha, options.alpha_or_default());
+  if (typed.rank_stabilized) compare("--lora-rslora", *typed.rank_stabilized, options.rank_stabilized.value_or(false));
+  if (!typed.modules_to_save.empty()) {
+    auto names = typed.modules_to_save;
+    std::ranges::sort(names);
+    compare("--lora-modules-to-save", fmt::format("{}", fmt::join(names, ",")),
+            fmt::format("{}", fmt::join(options.modules_to_save, ",")));
+  }
+  if (typed.dropout) options.dropout = typed.dropout;
+  if (typed.targets.empty()) return options;
+  LoraOptions with_targets = options;
+  with_targets.targets = typed.targets;
+  const LoraConfig wanted = lora_config(model, with_targets, "--lora-targets");
+  if (wanted.modules != lora_config(model, options, "target_modules").modules) {
+    refuse_contradiction("--lora-targets", typed.targets, options.targets, adapter);
+  }
+  return options;
+}
+
+}  // namespace
+
+void take_adapters(TrainConfig& config, ModelSource& source, bool opens) {
+  if (!config.adapter.empty() && source.adapter) {
+    throw UsageError(fmt::format("--adapter {}", config.adapter),
+                     fmt::format("--model has an adapter of its own, {}", source.adapter->folder().string()),
+                     fmt::format("give --model {} for its base", source.base));
+  }
+  if (!config.adapter.empty() && opens) source.adapter = open_adapter(config.adapter, "--adapter");
+  if (source.adapter) config.lora = options_of(config.lora, source.config, *source.adapter);
+  if (config.lora.rank == 0) return;
+  if (!config.freeze.empty()) {
+    throw UsageError(fmt::format("--freeze {}", config.freeze), "with adapters nothing else is trained anyway",
+                     "leave it out");
+  }
+  source.config.lora = lora_config(source.config, config.lora, "--lora-targets");
+  source.config.lora->seed = config.seed;
+}
+
+namespace {
+
+/// Throws InputError where a checkpoint and a model do not both have adapters of one description.
+void check_adapters(const Checkpoint& checkpoint, const ModelConfig& config) {
+  const std::string what = fmt::format("checkpoint {}", checkpoint.directory().string()),
+                    &text = checkpoint.manifest().adapter;
+  if (text.empty() != !config.lora) {
+    throw InputError(what, text.empty() ? "it holds a model that was trained itself" : "it holds adapters",
+                     "resume with the --lora flags it was saved with");
+  }
+  if (text.empty()) return;
+  const LoraOptions stored = parse_peft_config(text, checkpoint.directory().string()).options;
+  const auto compare = [&](std::string_view name, const auto& saved, const auto& value) {
+    if (saved == value) return;
+    throw InputError(what, fmt::format("it was made with {} {}, this run has {}", name, saved, value),
+                     "resume with the --lora flags it was saved with");
+  };
+  compare("--lora-rank", stored.rank, config.lora->rank);
+  compare("--lora-alpha", stored.alpha_or_default(), config.lora->alpha);
+  compare("--lora-rslora", stored.rank_stabilized.value_or(false), config.lora->rank_stabilized);
+}
+
+}  // namespace
 
 void check_resumable(const Checkpoint& checkpoint, const ModelConfig& config, const ParameterLayout& layout,
                      StateFormat state) {
+  check_adapters(checkpoint, config);
   check_belongs(checkpoint, layout, state);
   const auto stored = keys_of_the_function(config_of(checkpoint));
   const auto given = keys_of_the_function(config);
@@ -333,8 +483,11 @@ void check_weights(const ModelSource& source, const ParameterLayout& layout) {
   static_cast<void>(initial_values(source, layout, 0));
 }
 
-ParameterValues initial_values(const ModelSource& source, const ParameterLayout& layout, std::uint64_t seed,
-                               Parallel* threads) {
+namespace {
+
+/// Values of the model's own parameters.
+ParameterValues base_values(const ModelSource& source, const ParameterLayout& layout, std::uint64_t seed,
+                            Parallel* threads) {
   if (source.checkpoint) {
     check_checkpoint(*source.checkpoint, layout);
     return watched(
@@ -352,6 +505,58 @@ ParameterValues initial_values(const ModelSource& source, const ParameterLayout&
   return [config = source.config, seed, threads](const Parameter& p, std::int64_t first, std::span<float> values) {
     initialize_parameter(config, p, seed, first, values, threads);
   };
+}
+
+/// The layout of the model without its adapters, whose parameters are frozen and stored as in `layout`.
+ParameterLayout base_layout(const ModelConfig& plain, const ParameterLayout& layout) {
+  return layout_with(layout_of(plain), [&](const Parameter& p, ParameterOptions& options) {
+    const ParameterOptions& present = layout.parameter(p.full_name).options;
+    options.trainable = present.trainable;
+    options.code = present.code;
+  });
+}
+
+/// Throws InputError where a parameter is not the one that a checkpoint's adapters were trained over.
+void check_base(const Checkpoint& checkpoint, const Parameter& p, const std::string& hash) {
+  const auto& stored = checkpoint.manifest().parameters;
+  const auto found = std::ranges::find(stored, p.full_name, &CheckpointParameter::name);
+  if (found != stored.end() && !found->elsewhere.empty() && found->elsewhere != hash) {
+    refuse_base(checkpoint, p.full_name);
+  }
+}
+
+}  // namespace
+
+ParameterValues initial_values(const ModelSource& source, const ParameterLayout& layout, std::uint64_t seed,
+                               Parallel* threads) {
+  if (!source.config.lora) return base_values(source, layout, seed, threads);
+  const ModelConfig plain = without_adapters(source.config);
+  ParameterValues base = base_values(source, base_layout(plain, layout), seed, threads);
+  if (source.adapter) source.adapter->check(source.config, layout);
+  if (source.adapter && source.adapter->checkpoint() != nullptr) {
+    base = hashing(std::move(base), [adapter = source.adapter](const Parameter& p, const std::string& hash) {
+      check_base(*adapter->checkpoint(), p, hash);
+    });
+  }
+  return [base = std::move(base), adapter = source.adapter, config = source.config, seed, threads](
+             const Parameter& p, std::int64_t first, std::span<float> values) {
+    if (adapter && adapter->holds(config, p)) {
+      adapter->read(config, p, first, values);
+    } else if (is_adapter(p)) {
+      initialize_parameter(config, p, seed, first, values, threads);
+    } else {
+      base(p, first, values);
+    }
+  };
+}
+
+ParameterCodes initial_codes(const ModelSource& source, const ParameterLayout& layout) {
+  if (!source.weights || source.config.stored_code == WeightCode::none)
+    return [](const Parameter&, CodeSink&) { return false; };
+  const auto weights = source.weights->weights();
+  const ModelConfig plain = without_adapters(source.config);
+  weights->check(plain, source.config.lora ? base_layout(plain, layout) : layout);
+  return [weights, plain](const Parameter& p, CodeSink& sink) { return weights->read_codes(plain, p, sink); };
 }
 
 }  // namespace tandem

@@ -12,20 +12,26 @@
 #include "core/host/parallel.hpp"
 #include "core/numerics/adam_state.hpp"
 #include "core/params/parameter_layout.hpp"
+#include "core/params/weight_encoder.hpp"
 #include "io/checkpoint.hpp"
 #include "models/config/config.hpp"
 
 namespace tandem {
 
+class AdapterSource;
 class HfWeightFiles;
+struct TrainConfig;
 
 /// A model description and, where there are any, its weights.
 struct ModelSource {
   ModelConfig config;
   std::shared_ptr<HfWeightFiles> weights;  ///< tensors of a Hugging Face directory; null: none
   std::unique_ptr<Checkpoint> checkpoint;  ///< null: none
-  bool bytes = false;                      ///< its tokens are known to be bytes of text
-  std::vector<FileBeside> beside;          ///< tokenizer and generation files that came with the weights
+  /// An adapter that belongs on top of them, which `config.lora` describes; null: none, or one that is made anew.
+  std::shared_ptr<const AdapterSource> adapter{};
+  std::string base{};              ///< path or name that the weights came from
+  bool bytes = false;              ///< its tokens are known to be bytes of text
+  std::vector<FileBeside> beside;  ///< tokenizer and generation files that came with the weights
   /// Closes the files of the weights, for when these have been loaded. They are opened again where they are asked for.
   void close_weights() const;
   bool loads_weights() const noexcept { return weights != nullptr || checkpoint != nullptr; }
@@ -40,9 +46,10 @@ struct ModelLookup {
 };
 
 /// The source that `name` stands for: a built-in shape, a config.json, a Hugging Face directory, a checkpoint, a run
-/// directory (its newest good checkpoint), or a name of the hub that is in its local cache. Throws UsageError where it
-/// is none of these, a built-in shape and a path at once, or an adapter; InputError where its files are bad, or weights
-/// lie there in a format that is not read.
+/// directory (its newest good checkpoint), or a name of the hub that is in its local cache. A folder that holds an
+/// adapter, of PEFT's or of a run that trained one, stands for that on top of its base: the model beside it, else the
+/// one that it names. Throws UsageError where it is none of these, a built-in shape and a path at once, or an adapter
+/// whose base is not there; InputError where its files are bad, or weights lie there in a format that is not read.
 ModelSource find_model(const std::string& name, const ModelLookup& lookup = {});
 
 /// find_model() for commands that need weights. Throws UsageError where there are none.
@@ -51,8 +58,18 @@ ModelSource find_trained_model(const std::string& name, std::string_view typed =
 /// The model's layout, but parameters whose Hugging Face name `pattern` is found in are not trained. An empty
 /// pattern freezes none. `ends`: of layout_of. Throws UsageError where nothing is left to train.
 ParameterLayout frozen_layout(const ModelConfig& config, const std::string& pattern, DType ends = DType::f32);
+/// The layout of a run, with what it freezes stored as it asks for: frozen_layout(), or with adapters these and the
+/// modules that are saved whole trained and nothing else. Throws UsageError as that, and where --base has nothing to
+/// store so.
+ParameterLayout trained_layout(const TrainConfig& config, const ModelConfig& model, DType ends = DType::f32);
 /// The model's layout with every parameter frozen: for forwards alone.
 ParameterLayout forward_layout(const ModelConfig& config);
+
+/// Takes the adapters of a run into its model: those that its flags describe, or the one that --adapter names or that
+/// came with the model, whose description is then the configuration's too. `opens`: whether --adapter is opened, whose
+/// values a resumed run has no need of. Throws UsageError where flags contradict it or one another, or as
+/// lora_config().
+void take_adapters(TrainConfig& config, ModelSource& source, bool opens = true);
 
 /// Whether training of this model may go on from the checkpoint: it holds state of the optimizer of `state` for the
 /// layout's parameters, frozen or trained alike, and its model computes the same of them, with as many heads for one,
@@ -71,5 +88,11 @@ using ParameterValues = std::function<void(const Parameter&, std::int64_t first,
 /// warned of by name when it has been read.
 ParameterValues initial_values(const ModelSource& source, const ParameterLayout& layout, std::uint64_t seed,
                                Parallel* threads = nullptr);
+
+/// Hands codes and scales of a coded parameter that is stored so to a sink; false where it is to be encoded of its
+/// values.
+using ParameterCodes = std::function<bool(const Parameter&, CodeSink& sink)>;
+/// Codes that the source's weights have already, checked as above.
+ParameterCodes initial_codes(const ModelSource& source, const ParameterLayout& layout);
 
 }  // namespace tandem

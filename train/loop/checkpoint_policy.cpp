@@ -13,6 +13,8 @@
 #include "io/atomic_file.hpp"
 #include "io/checkpoint.hpp"
 #include "models/hf/hf_config.hpp"
+#include "train/hf/peft_config.hpp"
+#include "train/loop/run_paths.hpp"
 #include "train/runtime/stop_signal.hpp"
 
 namespace tandem {
@@ -30,6 +32,8 @@ CheckpointPolicy::CheckpointPolicy(PreparedRun& run, RankWorkers& workers, RunDi
                                                           .keep = run.config().keep,
                                                           .copies = run.setup.saving.copies,
                                                           .on_failure = run.config().on_save_failure,
+                                                          .saved = run.setup.saved_state(),
+                                                          .elsewhere = run.base_hashes,
                                                           .beside = run.source.beside,
                                                           .predict = predictor(),
                                                           .urgent = [] { return StopSignal::received() != 0; }},
@@ -55,6 +59,10 @@ Manifest CheckpointPolicy::manifest() const {
   m.compute_key = run_.setup.compute_key();
   m.schedule = run_.schedule.text();
   m.plan = run_.setup.plan.outline_json();
+  if (run_.setup.model_config.lora) {
+    m.adapter = peft_config_text(run_.setup.model_config, run_.config().lora, absolute_path(run_.source.base));
+    m.base_format = base_name(run_.setup.base_format());
+  }
   run_.record.write_to(m);
   const MixSampler::State place = run_.sampler->state();
   m.seed = place.sources.front().seed;

@@ -27,6 +27,14 @@ std::string text_of(const std::vector<CheckpointMixPart>& mix) {
   return fmt::format("a mix of {}", shares);
 }
 
+/// Peak learning rate where none is given.
+double default_lr(const TrainConfig& config, const ModelSource& source) {
+  const bool dpo = config.objective == Objective::dpo;
+  if (source.config.lora) return dpo ? 1e-5 : 2e-4;
+  if (!source.loads_weights()) return 3e-4;
+  return dpo ? 1e-6 : 2e-5;
+}
+
 }  // namespace
 
 PreparedRun::PreparedRun(TrainRequest its_request) : request(std::move(its_request)) {
@@ -51,9 +59,10 @@ void PreparedRun::open_model() {
   static_cast<void>(sequence_length(config(), source.config));  // refuses one beyond the positions
   static_cast<void>(recompute_of(config(), source.config));     // refuses more blocks than there are
   source.config.validate();
-  const ParameterLayout layout = frozen_layout(source.config, config().freeze);
-  check_weights(source, layout);
   checkpoint = find_checkpoint(request);
+  take_adapters(request.config, source, /*opens=*/checkpoint == nullptr || config().lora.rank == 0);
+  const ParameterLayout layout = trained_layout(config(), source.config);
+  check_weights(source, layout);
   if (checkpoint) check_resumable(*checkpoint, source.config, layout, config().state);
 }
 
@@ -89,7 +98,7 @@ void PreparedRun::open_data() {
   if (!own.eval_data.empty()) eval_data = open_tokens(own.eval_data, own, source, "--eval-data");
   take_sequences(own, source.config, data, eval_data.get());
   for (std::size_t i = 0; i < data.sources.size(); ++i) {
-    parts_.push_back({require_windows(*data.sources[i], own.seq_len, data.names[i]), data.shares[i]});
+    parts_.push_back({require_windows(*data.sources[i], own.seq_len, data.names[i]) / rows_at_once(), data.shares[i]});
     if (own.mix.empty()) continue;
     spdlog::info("{}: {:.3g}% of the windows; it has {}", data.names[i], 100.0 * data.shares[i], parts_[i].windows);
   }
@@ -98,7 +107,7 @@ void PreparedRun::open_data() {
 
 void PreparedRun::resolve() {
   TrainConfig& own = request.config;
-  const std::int64_t per_step = own.micro_batch * own.grad_accum;
+  const std::int64_t per_step = own.micro_batch * own.grad_accum / rows_at_once();
   if (own.steps == 0) {
     std::int64_t windows = 0;
     for (const MixPart& part : parts_) windows += part.windows;
@@ -106,7 +115,7 @@ void PreparedRun::resolve() {
     own.steps = std::max<std::int64_t>(1, static_cast<std::int64_t>(steps));
     epochs_ = std::exchange(own.epochs, 0.0);
   }
-  if (!own.lr) own.lr = source.loads_weights() ? 2e-5 : 3e-4;
+  if (!own.lr) own.lr = default_lr(own, source);
   if (!own.min_lr) own.min_lr = *own.lr / 10.0;
   if (*own.min_lr > *own.lr) throw UsageError("--min-lr", "it is above --lr", "give a smaller one");
   schedule = {own.lr_schedule, *own.lr, *own.min_lr, own.warmup_steps, own.decay_steps, own.steps};

@@ -11,6 +11,7 @@
 #include "data/token_source.hpp"
 #include "io/checkpoint.hpp"
 #include "train/config/schedule.hpp"
+#include "train/hf/base_hashes.hpp"
 #include "train/hf/model_source.hpp"
 #include "train/loop/run_record.hpp"
 #include "train/loop/train_request.hpp"
@@ -29,6 +30,8 @@ class PreparedRun {
 
   /// The configuration, with everything that was left open decided.
   const TrainConfig& config() const noexcept { return request.config; }
+  /// Rows of the data that are drawn together: those of a pair, or one.
+  std::int64_t rows_at_once() const noexcept { return config().objective == Objective::dpo ? 2 : 1; }
   /// The flag by which the length of the run was given: --steps or --epochs.
   std::string_view length_flag() const noexcept { return epochs_ > 0.0 ? "--epochs" : "--steps"; }
   /// Header and memory table, for people.
@@ -47,6 +50,7 @@ class PreparedRun {
   Schedule schedule;
   std::optional<MixSampler> sampler;  ///< never empty
   RunRecord record;
+  BaseHashes base_hashes;  ///< hashes of the base that adapters are trained over, once it is loaded
 
  private:
   void check_request() const;

@@ -20,11 +20,18 @@ void RunOutput::step(const StepMetrics& metrics, std::optional<double> saving, R
   progress_.step(metrics, saving);
   if (directory != nullptr) directory->append(metrics);
   if (!metrics_server_) return;
+  speculated_ += metrics.speculated_parameters;
+  confirmed_ += metrics.speculation == "confirmed" ? 1 : 0;
+  rolled_back_ += metrics.speculation == "rolled_back" ? 1 : 0;
   metrics_server_->publish(prometheus_text({.metrics = metrics,
                                             .steps = run_.config().steps,
                                             .tokens = run_.record.tokens,
                                             .skipped = run_.record.skipped,
+                                            .speculated = speculated_,
+                                            .confirmed = confirmed_,
+                                            .rolled_back = rolled_back_,
                                             .eval_loss = run_.record.eval_loss,
+                                            .eval_pairs = run_.record.eval_pairs,
                                             .model = run_.setup.model_config.name,
                                             .device = run_.setup.device_names()}));
 }

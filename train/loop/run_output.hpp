@@ -1,5 +1,6 @@
 #pragma once
 // Output of a run for people and programs while it goes on.
+#include <cstdint>
 #include <memory>
 #include <optional>
 #include <string>
@@ -27,6 +28,9 @@ class RunOutput {
   const PreparedRun& run_;
   Progress progress_;
   std::unique_ptr<MetricsServer> metrics_server_;
+  std::uint64_t speculated_ = 0;  ///< parameters, of the steps that were served
+  std::int64_t confirmed_ = 0;    ///< steps, likewise
+  std::int64_t rolled_back_ = 0;
 };
 
 }  // namespace tandem

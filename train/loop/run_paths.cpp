@@ -33,12 +33,17 @@ bool is_path(const std::string& model) {
 
 }  // namespace
 
+std::string absolute_path(std::string model) {
+  if (is_path(model)) make_absolute(model);
+  return model;
+}
+
 TrainConfig with_absolute_paths(TrainConfig config) {
-  if (is_path(config.model)) make_absolute(config.model);
+  config.model = absolute_path(config.model);
   for (std::string& path : config.data) make_absolute(path);
   for (MixEntry& entry : config.mix) make_absolute(entry.path);
   for (std::string& path : config.eval_data) make_absolute(path);
-  for (std::string* path : {&config.out, &config.trace, &config.state_dir}) make_absolute(*path);
+  for (std::string* path : {&config.out, &config.trace, &config.state_dir, &config.adapter}) make_absolute(*path);
   return config;
 }
 

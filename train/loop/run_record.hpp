@@ -4,6 +4,7 @@
 #include <optional>
 
 #include "io/manifest.hpp"
+#include "train/config/pair_metrics.hpp"
 
 namespace tandem {
 
@@ -23,7 +24,9 @@ struct RunRecord {
   std::optional<std::int64_t> resumed_from{};
   std::optional<double> first_loss{};
   std::optional<double> last_loss{};
-  std::optional<double> eval_loss{};  ///< loss of the evaluation at `evaluated_step`
+  std::optional<PairMetrics> last_pairs{};  ///< metrics of the pairs of the last step here with a loss
+  std::optional<PairMetrics> eval_pairs{};  ///< metrics of the evaluation at `evaluated_step`
+  std::optional<double> eval_loss{};        ///< loss of the evaluation at `evaluated_step`
   std::int64_t evaluated_step = -1;
   std::optional<double> best_loss{};  ///< best loss of an evaluation
   std::int64_t best_step = 0;

@@ -59,7 +59,7 @@ StepLoop::StepLoop(PreparedRun& run, RunOutput& output)
       output_(output),
       trace_(open_trace(run.config().trace)),
       workers_(run.setup, trace_.get()),
-      runner_(run, workers_),
+      runner_(run, workers_, reference_),
       statistics_(dram_rate(run.setup)),
       directory_(open_directory(run)) {
   const bool saved = load_weights();  // it decides at which step the run begins
@@ -76,14 +76,17 @@ StepLoop::StepLoop(PreparedRun& run, RunOutput& output)
 /// Returns whether the state is that of a checkpoint in the run's own folder.
 bool StepLoop::load_weights() {
   bool saved = false;
-  while (run_.checkpoint && !load_checkpoint()) run_.pass_over_checkpoint();
+  const bool needs_base = run_.setup.model_config.lora.has_value();
+  if (needs_base) initialize();
+  while (run_.checkpoint && !load_checkpoint()) {
+    run_.pass_over_checkpoint();
+    if (needs_base && !run_.checkpoint) initialize();  // part of it may have been loaded
+  }
   if (run_.checkpoint) {
+    resumed_ = run_.checkpoint->directory().parent_path().parent_path();
     saved = directory_ && run_.checkpoint->directory().parent_path() == directory_->checkpoints();
-  } else {
-    workers_.run([&](LoadedModel& member, Rank) {
-      Parallel& threads = member.device().host_kernels().parallel();
-      member.engine().initialize(initial_values(run_.source, run_.setup.layout, run_.config().seed, &threads));
-    });
+  } else if (!needs_base) {
+    initialize();
   }
   run_.checkpoint.reset();
   run_.source.close_weights();
@@ -92,9 +95,37 @@ bool StepLoop::load_weights() {
   return saved;
 }
 
+/// Codes of parameters whose files have them already. Their values pass through `values` all the same, which may note
+/// their hashes.
+OffloadEngine::Codes StepLoop::taken_over(const ParameterValues& values) const {
+  return [codes = initial_codes(run_.source, run_.setup.layout), &values](const Parameter& p, CodeSink& sink) {
+    if (!codes(p, sink)) return false;
+    std::vector<float> passing(std::size_t{1} << 18);
+    for (std::int64_t first = 0; first < p.count; first += std::ssize(passing)) {
+      passing.resize(static_cast<std::size_t>(std::min(std::ssize(passing), p.count - first)));
+      values(p, first, passing);
+    }
+    return true;
+  };
+}
+
+/// Gives the model its first values, and notes the hashes of those that adapters are trained over.
+void StepLoop::initialize() {
+  workers_.run([&](LoadedModel& member, Rank rank) {
+    Parallel& threads = member.device().host_kernels().parallel();
+    ParameterValues values = initial_values(run_.source, run_.setup.layout, run_.config().seed, &threads);
+    if (run_.setup.model_config.lora && rank.index == 0) {
+      values = hashing(std::move(values),
+                       [&](const Parameter& p, const std::string& hash) { run_.base_hashes[p.full_name] = hash; });
+    }
+    member.engine().initialize(values, taken_over(values));
+  });
+}
+
 /// Returns whether it was what its writer had saved; one that was named must be.
 bool StepLoop::load_checkpoint() {
   const double begin = trace_now();
+  check_base(*run_.checkpoint, run_.base_hashes);
   try {
     load_state(workers_.engines(), *run_.checkpoint);
   } catch (const InputError& error) {
@@ -102,9 +133,11 @@ bool StepLoop::load_checkpoint() {
     spdlog::warn("passed over: {}", error.what());
     return false;
   }
-  output_.line(fmt::format(
-      "resumed from {} at step {} ({} in {:.2f} s)", run_.checkpoint->directory().string(), run_.record.step,
-      format_bytes(StateCopy::bytes(run_.setup.layout, run_.checkpoint->manifest().optimizer)), trace_now() - begin));
+  output_.line(fmt::format("resumed from {} at step {} ({} in {:.2f} s)", run_.checkpoint->directory().string(),
+                           run_.record.step,
+                           format_bytes(StateCopy::bytes(run_.setup.layout, run_.checkpoint->manifest().optimizer,
+                                                         run_.setup.saved_state())),
+                           trace_now() - begin));
   return true;
 }
 
@@ -120,9 +153,23 @@ void StepLoop::open_files() {
   directory_->add_command(step, run_.request.command, !run_.request.resume);
 }
 
+/// Returns whether the reference of DPO is there, or none is needed: a signal may end its passes.
+bool StepLoop::take_reference() {
+  if (run_.config().objective != Objective::dpo) return true;
+  const ReferenceFolders folders{run_.config().out, run_.record.resumed_from ? resumed_ : std::filesystem::path()};
+  auto found = find_reference(run_, workers_, folders, [this](const std::string& text) { output_.line(text); });
+  if (found) reference_ = std::move(*found);
+  statistics_.begin_step(workers_.first().engine().counters());  // its passes are no step's
+  return found.has_value();
+}
+
 int StepLoop::run() {
   const RunRecord& record = run_.record;
   try {
+    if (!take_reference()) {
+      output_.line("stopped by a signal before the first step");
+      return StopSignal::received();
+    }
     make_up_evaluation();
     if (record.resumed_from && done()) say_finished();
     while (!done() && StopSignal::received() == 0) {
@@ -154,6 +201,7 @@ void StepLoop::train_step() {
   metrics.loss = result.loss;
   metrics.grad_norm = result.report.gradient_norm;
   metrics.skipped = result.report.skipped;
+  metrics.pairs = result.pairs;
   ++record.step;
   record.tokens += result.targets;
   if (record.step == run_.config().steps) workers_.wait();  // the last step has no successor to hide its update
@@ -181,10 +229,11 @@ void StepLoop::end_step(StepMetrics metrics, const StepResult& result, double be
   if (std::isfinite(metrics.loss)) {
     if (!record.first_loss) record.first_loss = metrics.loss;
     record.last_loss = metrics.loss;
+    record.last_pairs = metrics.pairs;
   }
   if (evaluation_due()) {
     evaluate();
-    if (record.evaluated()) metrics.eval_loss = record.eval_loss;
+    if (record.evaluated()) metrics.eval_loss = record.eval_loss, metrics.eval_pairs = record.eval_pairs;
   }
   if (trace_) trace_->span("steps", step_name(record.step), begin, begin + metrics.step_seconds);
   statistics_.begin_step(workers_.first().engine().counters());  // an evaluation's fetches are no step's
@@ -198,7 +247,8 @@ void StepLoop::end_step(StepMetrics metrics, const StepResult& result, double be
 void StepLoop::maybe_replan(const EngineCounters& counters) {
   const std::int64_t step = run_.record.step;
   if (!replanner_ || step == run_.config().steps) return;
-  const auto change = replanner_->after_step(rates_between(statistics_.before(), counters));
+  const auto change =
+      replanner_->after_step(rates_between(statistics_.before(), counters, run_.setup.plan.counts_on_speculation()));
   if (!change) return;
   workers_.first().engine().adopt(change->plan);
   run_.setup.plan = change->plan;
@@ -230,9 +280,11 @@ bool StepLoop::evaluation_due() const {
 
 /// A signal breaks it off: the state is to be saved, and is there to be validated another time.
 void StepLoop::evaluate() {
-  const auto result = workers_.evaluate(*run_.eval_data, [] { return StopSignal::received() != 0; });
+  const auto result = workers_.evaluate(
+      *run_.eval_data, [] { return StopSignal::received() != 0; }, reference_.evaluation);
   if (!result) return;
   run_.record.note_evaluation(result->loss);
+  run_.record.eval_pairs = result->pairs;
 }
 
 /// The evaluation of the state that a run goes on from, where a signal had broken it off: what follows from it is as in
@@ -260,7 +312,7 @@ EndReason StepLoop::end_reason(bool interrupted) const {
 
 void StepLoop::finish(bool interrupted) {
   checkpoints_->save_at_the_end();
-  const std::string digest = workers_.state_digest();
+  const std::string digest = workers_.state_digest(run_.setup.saved_state(), run_.base_hashes);
   if (directory_) {
     std::string text;
     const EndReason reason = end_reason(interrupted);

@@ -1,5 +1,6 @@
 #pragma once
 // A run while it trains, from its first step here to its last.
+#include <filesystem>
 #include <memory>
 
 #include "core/base/named_range.hpp"
@@ -27,6 +28,9 @@ class StepLoop {
 
  private:
   bool load_weights();
+  void initialize();
+  OffloadEngine::Codes taken_over(const ParameterValues& values) const;
+  bool take_reference();
   bool load_checkpoint();
   void open_files();
   void train_step();
@@ -49,6 +53,8 @@ class StepLoop {
   std::unique_ptr<Trace> trace_;  ///< null where none is wanted
   NamedRange step_range_;
   RankWorkers workers_;
+  std::filesystem::path resumed_;  ///< folder of the run whose checkpoint this one goes on from; empty: none
+  Reference reference_;            ///< reference of DPO, from run() on
   StepRunner runner_;
   StepStatistics statistics_;
   std::unique_ptr<RunDirectory> directory_;  ///< null: nothing of the run is saved

@@ -9,8 +9,11 @@
 
 namespace tandem {
 
-StepRunner::StepRunner(PreparedRun& run, RankWorkers& workers)
-    : run_(run), workers_(workers), clock_(*run.setup.device, run.setup.options.watchdog_seconds) {}
+StepRunner::StepRunner(PreparedRun& run, RankWorkers& workers, const Reference& reference)
+    : run_(run),
+      workers_(workers),
+      reference_(reference),
+      clock_(*run.setup.device, run.setup.options.watchdog_seconds) {}
 
 StepResult StepRunner::step(double lr) {
   const MixSampler::State data_before = run_.sampler->state();
@@ -22,33 +25,52 @@ StepResult StepRunner::step(double lr) {
     result.loss = result.report.gradient_norm = std::numeric_limits<double>::quiet_NaN();
     return result;
   }
+  const bool pairs = run_.config().objective == Objective::dpo;
+  const std::int64_t all_pairs = run_.config().micro_batch / 2 * run_.config().grad_accum;
   try {
-    result.report = run_micro_batches(lr, result.targets);
+    result.report = run_micro_batches(lr, pairs ? all_pairs : result.targets);
   } catch (const TrainingError&) {
     run_.sampler->restore(data_before);  // forgets the data of a step that has not been
     throw;
   }
-  result.loss = sum_of_losses() / static_cast<double>(result.targets);
+  if (pairs) {
+    const PairSums sums = sums_of_pairs();
+    result.loss = sums.loss();
+    result.pairs = sums.metrics();
+  } else {
+    result.loss = sum_of_losses() / static_cast<double>(result.targets);
+  }
   return result;
 }
 
 /// Fills tokens, targets and records of the step's micro-batches. Returns how many targets there are.
 std::int64_t StepRunner::fill_batches() {
-  const auto length = static_cast<std::size_t>(run_.config().seq_len);
+  const std::int64_t at_once = run_.rows_at_once();
   std::int64_t targets = 0;
   for (std::int64_t micro = 0; micro < run_.config().grad_accum; ++micro) {
     const HostBatch batch = workers_.batch(micro);
-    for (std::int64_t row = 0; row < run_.config().micro_batch; ++row) {
+    for (std::int64_t row = 0; row < run_.config().micro_batch; row += at_once) {
       const MixSampler::Draw draw = run_.sampler->next();
-      targets += read_window(*run_.data.sources[draw.source], draw.window,
-                             batch.window(static_cast<std::size_t>(row), length));
+      for (std::int64_t i = 0; i < at_once; ++i) {
+        fill_row(batch, row + i, draw.source, at_once * draw.window + i, targets);
+      }
     }
   }
   return targets;
 }
 
-/// Forward and backward over the batches as filled, then the update. Blocks until the losses are there.
-StepReport StepRunner::run_micro_batches(double lr, std::int64_t targets) {
+/// Fills a row of a micro-batch with a window of the data. Adds to `targets`.
+void StepRunner::fill_row(const HostBatch& batch, std::int64_t row, std::size_t source, std::int64_t window,
+                          std::int64_t& targets) const {
+  const auto at = static_cast<std::size_t>(row);
+  targets += read_window(*run_.data.sources[source], window,
+                         batch.window(at, static_cast<std::size_t>(run_.config().seq_len)));
+  if (!batch.reference.empty()) batch.reference[at] = reference_.training[static_cast<std::size_t>(window)];
+}
+
+/// Forward and backward over the batches as filled, then the update. The loss is the mean over `terms`, targets or
+/// pairs. Blocks until the losses are there.
+StepReport StepRunner::run_micro_batches(double lr, std::int64_t terms) {
   PhaseProbe probe(workers_.first().engine(), clock_);  // measures the first rank: the others do alike
   const int micro_batches = static_cast<int>(run_.config().grad_accum) / workers_.size();
   StepReport of_first;
@@ -57,10 +79,10 @@ StepReport StepRunner::run_micro_batches(double lr, std::int64_t targets) {
     engine.begin_step(
         {.lr = lr, .max_grad_norm = run_.config().clip, .micro_batches = micro_batches, .gradient_scale = 1.0});
     if (rank.index == 0) {
-      run_passes(member, probe, targets, [&] { probe.begin_forward(member.stream()); });
+      run_passes(member, rank, probe, terms, [&] { probe.begin_forward(member.stream()); });
       clock_.mark(Phase::idle, member.stream());
     } else {
-      run_passes(member, engine, targets, [] {});
+      run_passes(member, rank, engine, terms, [] {});
     }
     const StepReport report = engine.end_step();
     member.wait_for_losses();
@@ -70,14 +92,19 @@ StepReport StepRunner::run_micro_batches(double lr, std::int64_t targets) {
 }
 
 /// Forward and backward of one rank's micro-batches.
-void StepRunner::run_passes(LoadedModel& member, ParameterAccess& parameters, std::int64_t targets,
+void StepRunner::run_passes(LoadedModel& member, Rank rank, ParameterAccess& parameters, std::int64_t terms,
                             const std::function<void()>& begin_forward) {
   const auto at_once = static_cast<std::size_t>(run_.setup.model->shape().micro_batches);
   const auto all = static_cast<std::size_t>(run_.config().grad_accum) / static_cast<std::size_t>(workers_.size());
   for (std::size_t first = 0; first < all; first += at_once) {
+    for (std::size_t i = first; i < std::min(all, first + at_once); ++i) {
+      const auto micro = static_cast<std::int64_t>(i) * workers_.size() + rank.index;  // among those of all ranks
+      const std::int64_t draw = run_.record.step * run_.config().grad_accum + micro;
+      member.set_draw(static_cast<std::int64_t>(i - first), static_cast<std::uint64_t>(draw));
+    }
     begin_forward();
     member.train(first, std::min(at_once, all - first), parameters,
-                 static_cast<float>(1.0 / static_cast<double>(targets)));
+                 static_cast<float>(1.0 / static_cast<double>(terms)));
   }
 }
 
@@ -88,6 +115,12 @@ double StepRunner::sum_of_losses() const {
     sum = std::accumulate(losses.begin(), losses.end(), sum);
   }
   return sum;
+}
+
+PairSums StepRunner::sums_of_pairs() const {
+  PairSums sums;
+  for (std::int64_t micro = 0; micro < run_.config().grad_accum; ++micro) sums.add(workers_.batch(micro).pairs);
+  return sums;
 }
 
 }  // namespace tandem

@@ -6,6 +6,7 @@
 #include "core/params/parameter_access.hpp"
 #include "offload/engine/engine.hpp"
 #include "train/loop/prepared_run.hpp"
+#include "train/loop/reference.hpp"
 #include "train/runtime/phase_clock.hpp"
 #include "train/runtime/rank_workers.hpp"
 
@@ -13,14 +14,15 @@ namespace tandem {
 
 struct StepResult {
   StepReport report;
-  double loss = 0.0;         ///< mean over the targets; NaN where there are none
-  std::int64_t targets = 0;  ///< where there are none, nothing has been trained: skipped
+  double loss = 0.0;                   ///< mean over the targets, or pairs; NaN where there are none
+  std::int64_t targets = 0;            ///< where there are none, nothing has been trained: skipped
+  std::optional<PairMetrics> pairs{};  ///< figures of preferences
 };
 
 class StepRunner {
  public:
-  /// Takes the run's data in the order of its sampler. Both must outlive it.
-  StepRunner(PreparedRun& run, RankWorkers& workers);
+  /// Takes the run's data in the order of its sampler. All must outlive it. `reference` is there before the first step.
+  StepRunner(PreparedRun& run, RankWorkers& workers, const Reference& reference);
 
   /// Blocks until the losses are there; updates may still run. Throws TrainingError, with the sampler where it was.
   StepResult step(double lr);
@@ -31,13 +33,17 @@ class StepRunner {
 
  private:
   std::int64_t fill_batches();
-  StepReport run_micro_batches(double lr, std::int64_t targets);
-  void run_passes(LoadedModel& member, ParameterAccess& parameters, std::int64_t targets,
+  void fill_row(const HostBatch& batch, std::int64_t row, std::size_t source, std::int64_t window,
+                std::int64_t& targets) const;
+  StepReport run_micro_batches(double lr, std::int64_t terms);
+  void run_passes(LoadedModel& member, Rank rank, ParameterAccess& parameters, std::int64_t terms,
                   const std::function<void()>& begin_forward);
   double sum_of_losses() const;
+  PairSums sums_of_pairs() const;
 
   PreparedRun& run_;
   RankWorkers& workers_;
+  const Reference& reference_;
   PhaseClock clock_;
 };
 

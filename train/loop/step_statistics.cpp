@@ -26,6 +26,10 @@ void StepStatistics::note_step(StepMetrics& metrics, const StepResult& result, d
   update_.push_back(counters.update_seconds - before_.update_seconds);
   metrics.exposed_update_seconds = result.report.exposed_update_seconds;
   exposed_.push_back(metrics.exposed_update_seconds);
+  metrics.speculated_parameters = counters.parameters_speculated - before_.parameters_speculated;
+  metrics.speculation = counters.confirmed_steps > before_.confirmed_steps       ? "confirmed"
+                        : counters.rolled_back_steps > before_.rolled_back_steps ? "rolled_back"
+                                                                                 : "";
   metrics.use = use_between(before_, counters, metrics.step_seconds, dram_rate_);
   metrics.tokens_per_second = static_cast<double>(result.targets) / metrics.step_seconds;
   rate_.push_back(metrics.tokens_per_second);

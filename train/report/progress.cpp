@@ -22,6 +22,10 @@ std::string rate(double tokens_per_second) {
                                     : fmt::format("{:.0f}", tokens_per_second);
 }
 
+std::string text_of(const PairMetrics& pairs) {
+  return fmt::format("margin {:.4f} right {:.0f}%", without_nan_sign(pairs.margin), 100.0 * pairs.accuracy);
+}
+
 std::string bar_of(std::int64_t step, std::int64_t steps) {
   constexpr std::int64_t width = 20;
   const auto filled = static_cast<std::size_t>(width * step / std::max<std::int64_t>(1, steps));
@@ -58,6 +62,7 @@ std::vector<Progress::Field> Progress::fields_of(const StepMetrics& m, std::opti
   std::vector<Field> fields{{fmt::format("step {:>{}}/{}", m.step, width, steps_)}};
   if (m.skipped) fields.push_back({"SKIPPED", Style::warning});
   fields.push_back({fmt::format("loss {:.4f}", without_nan_sign(m.loss)), Style::bold});
+  if (m.pairs) fields.push_back({text_of(*m.pairs)});
   if (eval_loss) fields.push_back({fmt::format("eval {:.4f}", without_nan_sign(*eval_loss)), Style::good});
   fields.push_back({fmt::format("ETA {}", format_duration(smoothed_ * static_cast<double>(steps_ - m.step)))});
   if (saving) fields.push_back({fmt::format("saving {:.0f}%", 100.0 * *saving)});
@@ -110,7 +115,9 @@ void Progress::step(const StepMetrics& m, std::optional<double> saving) {
   if (keeps) keep(fitted(fields_of(m, saving, std::nullopt)));
   if (m.eval_loss) {
     eval_loss_ = m.eval_loss;
-    const std::string text = fmt::format("eval loss {:.4f} after step {}", without_nan_sign(*m.eval_loss), m.step);
+    const std::string pairs = m.eval_pairs ? fmt::format(", {}", text_of(*m.eval_pairs)) : std::string();
+    const std::string text =
+        fmt::format("eval loss {:.4f}{} after step {}", without_nan_sign(*m.eval_loss), pairs, m.step);
     keep(terminal_.painted(text, Style::good));
   }
   if (every_ == 0 || keeps || !terminal_.redraws()) return;

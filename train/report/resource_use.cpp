@@ -44,15 +44,18 @@ ResourceUse use_between(const EngineCounters& before, const EngineCounters& afte
   return use;
 }
 
-StepRates rates_between(const EngineCounters& before, const EngineCounters& after) {
+StepRates rates_between(const EngineCounters& before, const EngineCounters& after, bool speculates) {
+  const bool ahead = after.parameters_speculated > before.parameters_speculated;
+  const bool as_predicted = ahead == speculates && after.parameters_taken_back == before.parameters_taken_back;
   const auto rate_of = [&](std::uint64_t EngineCounters::*amount, double LaneSeconds::*lane) {
     const double per_second = rate(after.*amount - before.*amount, after.busy.*lane - before.busy.*lane);
     return std::isnan(per_second) ? 0.0 : per_second;
   };
-  return {.compute_seconds = after.busy.compute - before.busy.compute,
-          .to_device = rate_of(&EngineCounters::bytes_host_to_device, &LaneSeconds::host_to_device),
-          .to_host = rate_of(&EngineCounters::bytes_device_to_host, &LaneSeconds::device_to_host),
-          .cpu_update = rate_of(&EngineCounters::parameters_updated_cpu, &LaneSeconds::cpu_update)};
+  return {
+      .compute_seconds = after.busy.compute - before.busy.compute,
+      .to_device = rate_of(&EngineCounters::bytes_host_to_device, &LaneSeconds::host_to_device),
+      .to_host = rate_of(&EngineCounters::bytes_device_to_host, &LaneSeconds::device_to_host),
+      .cpu_update = as_predicted ? rate_of(&EngineCounters::parameters_updated_cpu, &LaneSeconds::cpu_update) : 0.0};
 }
 
 }  // namespace tandem

@@ -24,7 +24,8 @@ struct ResourceUse {
 /// `seconds`: between the two. `dram_rate`: bytes a second that the machine's memory moves; 0: unknown.
 ResourceUse use_between(const EngineCounters& before, const EngineCounters& after, double seconds, double dram_rate);
 
-/// How fast the work between the two went.
-StepRates rates_between(const EngineCounters& before, const EngineCounters& after);
+/// How fast the work between the two went. `speculates`: whether its updates are predicted to run ahead of the norm.
+/// The CPU's rate is left out (0) where they did otherwise, or were taken back: they took longer or less for that.
+StepRates rates_between(const EngineCounters& before, const EngineCounters& after, bool speculates);
 
 }  // namespace tandem

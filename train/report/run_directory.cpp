@@ -102,8 +102,15 @@ std::string StepMetrics::json() const {
                            {"d2h_bytes_per_second", finite(use.d2h_bytes_per_second)},
                            {"dram_bytes_per_second", finite(use.dram_bytes_per_second)},
                            {"device_bytes", device_bytes},
-                           {"skipped", skipped}};
+                           {"skipped", skipped},
+                           {"speculated_parameters", speculated_parameters},
+                           {"speculation", speculation.empty() ? nlohmann::ordered_json() : speculation}};
+  if (pairs) j["reward_margin"] = finite(pairs->margin), j["reward_accuracy"] = finite(pairs->accuracy);
   if (eval_loss) j["eval_loss"] = finite(*eval_loss);
+  if (eval_pairs) {
+    j["eval_reward_margin"] = finite(eval_pairs->margin);
+    j["eval_reward_accuracy"] = finite(eval_pairs->accuracy);
+  }
   return json_text(j);
 }
 

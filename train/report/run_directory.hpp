@@ -5,8 +5,10 @@
 #include <fstream>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
+#include "train/config/pair_metrics.hpp"
 #include "train/report/resource_use.hpp"
 
 namespace tandem {
@@ -40,7 +42,12 @@ struct StepMetrics {
   ResourceUse use;
   std::uint64_t device_bytes = 0;
   bool skipped = false;
+  std::uint64_t speculated_parameters = 0;  ///< updated in it before its norm was known, padding counted
+  std::string_view
+      speculation;  ///< outcome of its updates, where some could run before: "confirmed", "rolled_back"; else empty
   std::optional<double> eval_loss;
+  std::optional<PairMetrics> pairs{};  ///< figures of --objective dpo, likewise those of its evaluations
+  std::optional<PairMetrics> eval_pairs{};
   std::string json() const;
 };
 

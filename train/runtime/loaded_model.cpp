@@ -51,22 +51,27 @@ void LoadedModel::clear(const HostBatch& batch) const {
   std::ranges::fill(batch.targets, -1);
   std::ranges::fill(batch.record_first, 0);
   std::ranges::fill(batch.record_end, static_cast<std::int32_t>(setup_.model->shape().sequence));
+  std::ranges::fill(batch.reference, 0.0F);
 }
 
 void LoadedModel::upload(const HostBatch& batch, std::int64_t micro) {
-  const auto up = [&](const TensorView& view, std::span<const std::int32_t> values) {
+  const auto up = [&](const TensorView& view, const auto& values) {
     setup_.device->copy(view.data, values.data(), values.size_bytes(), CopyKind::host_to_device, stream_);
   };
   up(setup_.model->tokens(micro), batch.tokens);
   up(setup_.model->targets(micro), batch.targets);
+  if (!batch.reference.empty()) up(setup_.model->reference(micro), batch.reference);
   if (batch.record_first.empty()) return;
   up(setup_.model->record_first(micro), batch.record_first);
   up(setup_.model->record_end(micro), batch.record_end);
 }
 
 void LoadedModel::download_losses(const HostBatch& batch, std::int64_t micro) {
-  setup_.device->copy(batch.losses.data(), setup_.model->losses(micro).data, batch.losses.size_bytes(),
-                      CopyKind::device_to_host, stream_);
+  const auto down = [&](std::span<float> values, const TensorView& view) {
+    setup_.device->copy(values.data(), view.data, values.size_bytes(), CopyKind::device_to_host, stream_);
+  };
+  down(batch.losses, setup_.model->losses(micro));
+  if (!batch.pairs.empty()) down(batch.pairs, setup_.model->pairs(micro));
 }
 
 void LoadedModel::train(std::size_t first, std::size_t n, ParameterAccess& parameters, float gradient_scale) {
@@ -91,26 +96,31 @@ std::optional<EvalResult> LoadedModel::evaluate(const TokenSource& source, const
   std::int64_t tokens = 0;
   for (std::int64_t first = 0; first < windows; first += shape.batch) {
     if (stop && stop()) return std::nullopt;
-    tokens += evaluate_batch(source, first, windows);
+    tokens += evaluate_batch(source, first, windows).targets;
     sum = std::accumulate(losses.begin(), losses.end(), sum);
   }
   return EvalResult{sum / static_cast<double>(tokens), tokens, windows};
 }
 
-std::int64_t LoadedModel::evaluate_batch(const TokenSource& source, std::int64_t first, std::int64_t end) {
+EvaluatedBatch LoadedModel::evaluate_batch(const TokenSource& source, std::int64_t first, std::int64_t end,
+                                           std::span<const float> reference) {
   const RunShape& shape = setup_.model->shape();
   const auto length = static_cast<std::size_t>(shape.sequence);
   const HostBatch host = batch(0);
   clear(host);
-  std::int64_t tokens = 0;
-  for (std::int64_t window = first; window < std::min(first + shape.batch, end); ++window) {
-    tokens += read_window(source, window, host.window(static_cast<std::size_t>(window - first), length));
+  EvaluatedBatch result{
+      .first = first, .windows = std::clamp<std::int64_t>(end - first, 0, shape.batch), .values = host};
+  for (std::int64_t i = 0; i < result.windows; ++i) {
+    result.targets += read_window(source, first + i, host.window(static_cast<std::size_t>(i), length));
+    if (!reference.empty()) {
+      host.reference[static_cast<std::size_t>(i)] = reference[static_cast<std::size_t>(first + i)];
+    }
   }
   upload(host);
   setup_.model->evaluate(*engine_, stream_);
   download_losses(host);
   wait_for_losses();
-  return tokens;
+  return result;
 }
 
 void LoadedModel::logits(std::span<const std::int32_t> tokens, std::int64_t position, std::span<float> values) {

@@ -12,6 +12,7 @@
 #include "core/base/trace.hpp"
 #include "data/token_source.hpp"
 #include "offload/engine/engine.hpp"
+#include "train/runtime/pair_sums.hpp"
 #include "train/setup/host_batch.hpp"
 #include "train/setup/run_setup.hpp"
 
@@ -21,6 +22,14 @@ struct EvalResult {
   double loss = 0.0;  ///< mean over predicted tokens
   std::int64_t tokens = 0;
   std::int64_t windows = 0;
+  std::optional<PairMetrics> pairs{};  ///< figures of preferences, where the loss is the mean over pairs
+};
+
+/// A batch of windows that has been evaluated.
+struct EvaluatedBatch {
+  std::int64_t first = 0, windows = 0;  ///< the first of its windows, and how many
+  std::int64_t targets = 0;
+  HostBatch values;  ///< those of further sequences are of nothing; their losses are zero
 };
 
 /// Tokens of a sequence that follow the first `position` ones, which lie in a row of the cache.
@@ -45,6 +54,8 @@ class LoadedModel {
   StreamView stream() const noexcept { return stream_; }
   HostBatch batch(std::size_t slot) const;
 
+  /// Number of micro-batch `slot` of the next train() among all that the run trains, by which dropout draws.
+  void set_draw(std::int64_t slot, std::uint64_t draw) { setup_.model->set_draw(slot, draw); }
   /// Queues `n` micro-batches that pass through each layer at once, at most as many as the model's shape has: tokens
   /// up, forward and backward through `parameters`, losses down into slots `first` ... `first` + n - 1. Asynchronous:
   /// the slots are the device's until `wait_for_losses`.
@@ -53,13 +64,15 @@ class LoadedModel {
   /// moves for OffloadOptions::watchdog_seconds.
   void wait_for_losses();
 
-  /// Mean loss over all windows in order. Blocks, and throws as `wait_for_losses` does. Not inside a step. `stop`,
-  /// which may be empty, is asked before each micro-batch; where it says so there is no result.
+  /// Mean loss over all windows in order, of a shape without preferences. Blocks, and throws as `wait_for_losses` does.
+  /// Not inside a step. `stop`, which may be empty, is asked before each micro-batch; where it says so there is no
+  /// result.
   std::optional<EvalResult> evaluate(const TokenSource& source, const std::function<bool()>& stop = {});
-  /// Losses of windows [first, end), at most as many as a micro-batch has, into slot 0; the rest of them are zero.
-  /// Inside an evaluation of the engine. Blocks, and throws as `wait_for_losses` does. Returns how many tokens were
-  /// predicted.
-  std::int64_t evaluate_batch(const TokenSource& source, std::int64_t first, std::int64_t end);
+  /// Evaluates windows [first, end), at most as many as a micro-batch has, in slot 0. Inside an evaluation of the
+  /// engine. `reference`: log-probabilities of all windows under the reference, of a shape of preferences, or empty.
+  /// Blocks, and throws as `wait_for_losses` does.
+  EvaluatedBatch evaluate_batch(const TokenSource& source, std::int64_t first, std::int64_t end,
+                                std::span<const float> reference = {});
   /// Logits (V) of position `position` after `tokens`, at most the sequence. Blocks, and throws as `wait_for_losses`
   /// does.
   void logits(std::span<const std::int32_t> tokens, std::int64_t position, std::span<float> values);

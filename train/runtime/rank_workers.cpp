@@ -7,6 +7,7 @@
 
 #include "comm/local_group.hpp"
 #include "core/base/start_thread.hpp"
+#include "core/numerics/preference.hpp"
 #include "data/window_sampler.hpp"
 
 namespace tandem {
@@ -128,7 +129,8 @@ void RankWorkers::wait() {
   run([](LoadedModel& member, Rank) { member.engine().wait(); });
 }
 
-std::string RankWorkers::state_digest() {
+std::string RankWorkers::state_digest(SavedState saved, const std::map<std::string, std::string>& base) {
+  if (saved == SavedState::trained) return digest_over_base(engines(), base);
   std::string digest;
   run([&](LoadedModel& member, Rank rank) {
     std::string own = member.engine().state_digest();
@@ -160,29 +162,58 @@ HostBatch RankWorkers::batch(std::int64_t micro) {
   return member(static_cast<int>(micro % size())).batch(static_cast<std::size_t>(micro / size()));
 }
 
-std::optional<EvalResult> RankWorkers::evaluate(const TokenSource& source, const std::function<bool()>& stop) {
-  const RunShape& shape = setups_.front()->model->shape();
-  EvalResult result;
-  result.windows = require_windows(source, shape.sequence);
-  const std::int64_t of_pass = shape.batch * size();
+/// Evaluates windows 0 ... `windows` - 1, and hands batches to `use` in their order. `go_on` is asked before each pass,
+/// with the number of windows done; returns false where it said no.
+bool RankWorkers::evaluate_all(const TokenSource& source, std::int64_t windows, std::span<const float> reference,
+                               const std::function<bool(std::int64_t)>& go_on,
+                               const std::function<void(const EvaluatedBatch&)>& use) {
+  const std::int64_t batch = setups_.front()->model->shape().batch;
   std::vector<std::unique_ptr<OffloadEngine::Evaluation>> scopes;
   for (OffloadEngine* engine : engines()) scopes.push_back(std::make_unique<OffloadEngine::Evaluation>(*engine));
-  std::vector<std::int64_t> tokens(members_.size());
-  double sum = 0.0;
-  for (std::int64_t first = 0; first < result.windows; first += of_pass) {
-    if (stop && stop()) return std::nullopt;
+  std::vector<EvaluatedBatch> batches(members_.size());
+  for (std::int64_t first = 0; first < windows; first += batch * size()) {
+    if (go_on && !go_on(first)) return false;
     run([&](LoadedModel& member, Rank rank) {
-      tokens[static_cast<std::size_t>(rank.index)] +=
-          member.evaluate_batch(source, first + rank.index * shape.batch, result.windows);
+      batches[static_cast<std::size_t>(rank.index)] =
+          member.evaluate_batch(source, first + rank.index * batch, windows, reference);
     });
-    for (const auto& member : members_) {
-      const auto losses = member->batch(0).losses;
-      sum = std::accumulate(losses.begin(), losses.end(), sum);
-    }
+    for (const EvaluatedBatch& of_rank : batches) use(of_rank);
   }
-  result.tokens = std::accumulate(tokens.begin(), tokens.end(), std::int64_t{0});
+  return true;
+}
+
+std::optional<EvalResult> RankWorkers::evaluate(const TokenSource& source, const std::function<bool()>& stop,
+                                                std::span<const float> reference) {
+  EvalResult result;
+  result.windows = require_windows(source, setups_.front()->model->shape().sequence);
+  double sum = 0.0;
+  PairSums pairs;
+  const auto go_on = [&](std::int64_t) { return !stop || !stop(); };
+  const bool whole = evaluate_all(source, result.windows, reference, go_on, [&](const EvaluatedBatch& batch) {
+    result.tokens += batch.targets;
+    sum = std::accumulate(batch.values.losses.begin(), batch.values.losses.end(), sum);
+    if (!batch.values.pairs.empty()) {
+      pairs.add(batch.values.pairs.first(static_cast<std::size_t>(3 * (batch.windows / 2))));
+    }
+  });
+  if (!whole) return std::nullopt;
   result.loss = sum / static_cast<double>(result.tokens);
+  if (pairs.count() > 0) result.loss = pairs.loss(), result.pairs = pairs.metrics();
   return result;
+}
+
+std::optional<std::vector<float>> RankWorkers::log_probabilities(const TokenSource& source,
+                                                                 const std::function<bool(std::int64_t)>& after) {
+  const std::int64_t length = setups_.front()->model->shape().sequence, windows = require_windows(source, length);
+  std::vector<float> all;
+  const auto go_on = [&](std::int64_t done) { return done == 0 || !after || after(done); };
+  const bool whole = evaluate_all(source, windows, {}, go_on, [&](const EvaluatedBatch& batch) {
+    for (std::int64_t i = 0; i < batch.windows; ++i) {
+      all.push_back(-numerics::sum_of_losses(batch.values.losses.data() + i * length, length));
+    }
+  });
+  if (!whole) return std::nullopt;
+  return all;
 }
 
 }  // namespace tandem

@@ -54,7 +54,7 @@ CheckpointSaver::CheckpointSaver(std::vector<OffloadEngine*> engines, SaverOptio
                     {});  // removes the leftovers of a killed run, also where this run has nothing to save
   if (!options_.copies) return;
   copy_ = std::make_unique<StateCopy>(engine_.layout(), optimizer_of(engine_.plan().state),
-                                      engine_.device().host_kernels().parallel());
+                                      engine_.device().host_kernels().parallel(), options_.saved);
 }
 
 CheckpointSaver::~CheckpointSaver() {
@@ -89,13 +89,16 @@ bool CheckpointSaver::save(Manifest manifest, std::int64_t steps, bool best) {
   manifest_ = std::move(manifest);
   manifest_.optimizer = optimizer_of(engine_.plan().state);
   manifest_.parameters = checkpoint_parameters(engine_);
+  for (CheckpointParameter& p : manifest_.parameters) {
+    if (options_.saved == SavedState::trained && !p.trainable) p.elsewhere = options_.elsewhere.at(p.name);
+  }
   manifest_.adam_step = engine_.step();
   best_pending_ = best;
   began_ = trace_now();
   bytes_ = 0;
   done_ = false;
   failure_ = nullptr;
-  total_bytes_ = StateCopy::bytes(engine_.layout(), manifest_.optimizer);
+  total_bytes_ = StateCopy::bytes(engine_.layout(), manifest_.optimizer, options_.saved);
   beside_ = {};
   waited_ = engine_.counters().save_wait_seconds;
   plan_ = engine_.plan();

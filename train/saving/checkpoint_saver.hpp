@@ -6,6 +6,7 @@
 #include <exception>
 #include <filesystem>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -30,6 +31,9 @@ struct SaverOptions {
   /// A copy is written at a SavePace; without one, as fast as can be. Where no step follows nothing is copied.
   bool copies = false;
   OnSaveFailure on_failure = OnSaveFailure::stop;
+  SavedState saved = SavedState::all;
+  /// Hashes, by full name, of the frozen parameters that are not saved.
+  std::map<std::string, std::string> elsewhere{};
   std::vector<FileBeside> beside{};  ///< copied into every checkpoint, where they still exist
   /// Predicts the steps beside a save under a plan, on a disk of so many bytes a second (0: not measured yet). Called
   /// on the saver's thread; may be empty.

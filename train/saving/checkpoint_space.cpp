@@ -75,10 +75,11 @@ void CheckpointSpace::require(OnSaveFailure on_failure) const {
               : "make room, or name a folder on another disk");
 }
 
-CheckpointSpace checkpoint_space(const TrainConfig& config, const ParameterLayout& layout) {
+CheckpointSpace checkpoint_space(const TrainConfig& config, const ParameterLayout& layout, SavedState saved) {
   constexpr std::size_t described = 1024;  // bytes of a parameter's lines in manifest and header, about
   CheckpointSpace space;
-  space.bytes = StateCopy::bytes(layout, optimizer_of(config.state)) + described * layout.owned_parameters().size();
+  space.bytes =
+      StateCopy::bytes(layout, optimizer_of(config.state), saved) + described * layout.owned_parameters().size();
   const std::int64_t saves = saves_of(config);
   const std::int64_t kept = std::int64_t{config.keep} + 1 + (config.keep_best ? 1 : 0);  // the new one beside the old
   space.at_once = config.keep > 0 ? std::min(saves, kept) : (saves > 1 ? 0 : 1);

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "core/params/parameter_layout.hpp"
+#include "offload/engine/state_io.hpp"
 #include "train/config/config.hpp"
 
 namespace tandem {
@@ -28,7 +29,7 @@ struct CheckpointSpace {
 };
 
 /// Space for the checkpoints of a run, as far as its configuration tells.
-CheckpointSpace checkpoint_space(const TrainConfig& config, const ParameterLayout& layout);
+CheckpointSpace checkpoint_space(const TrainConfig& config, const ParameterLayout& layout, SavedState saved);
 /// Looks at the disk of --out: how much is free there, and which checkpoints lie there already.
 void look_at_disk(CheckpointSpace& space, const std::string& out);
 

@@ -69,7 +69,7 @@ std::optional<SaveSlowdown> predict_saving(const Saving& how, const ParameterLay
   Stretch written{0.0, 0.0};
   if (how.copies) {
     const double at_full_speed =
-        static_cast<double>(StateCopy::bytes(layout, optimizer_of(plan.state))) / profile.disk.value;
+        static_cast<double>(StateCopy::bytes(layout, optimizer_of(plan.state), how.saved)) / profile.disk.value;
     const double usable = SaveInterval{how.every, alone.step_seconds}.usable() - read.seconds();
     const double seconds = SavePace::seconds_beside(at_full_speed, usable);
     written = stretch(profile, {.disk_share = at_full_speed / seconds});

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "core/params/parameter_layout.hpp"
+#include "offload/engine/state_io.hpp"
 #include "scheduler/machine/cost_model.hpp"
 #include "scheduler/machine/profile.hpp"
 #include "scheduler/plan/plan.hpp"
@@ -23,6 +24,7 @@ struct SaveSlowdown {
 /// How a run saves while it trains.
 struct Saving {
   std::int64_t every = 0;                  ///< steps; 0: at the end alone
+  SavedState saved = SavedState::all;      ///< parameters whose values its checkpoints hold
   bool copies = false;                     ///< from a copy of the state; else out of the engine, for which updates wait
   std::optional<SaveSlowdown> slowdown{};  ///< predicted, where disk and machine are known
   /// A line for people, "" where it saves at the end alone.

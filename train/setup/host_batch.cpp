@@ -6,7 +6,11 @@ namespace tandem {
 namespace {
 
 /// Tokens, targets and losses, and where records begin and end, or sequences begin and lie in a cache.
-std::size_t parts_of(const RunShape& shape) { return shape.packed || shape.cached > 0 ? 5 : 3; }
+std::size_t parts_of_tokens(const RunShape& shape) { return shape.packed || shape.cached > 0 ? 5 : 3; }
+
+/// Parts of all kinds; the reference of pairs has one, and their losses and rewards two, also of sequences of one
+/// token.
+std::size_t parts_of(const RunShape& shape) { return parts_of_tokens(shape) + (shape.preference_beta > 0.0F ? 3 : 0); }
 
 std::size_t values_of(const RunShape& shape) { return static_cast<std::size_t>(shape.batch * shape.sequence); }
 
@@ -24,9 +28,16 @@ HostBatch host_batch_in(void* memory, const RunShape& shape, std::size_t slot) {
   const auto part = [&](std::size_t i) {
     return std::span(reinterpret_cast<std::int32_t*>(base + i * part_bytes(shape)), count);
   };
-  HostBatch batch{part(0), part(1), {reinterpret_cast<float*>(part(2).data()), count}, {}, {}, {}, {}};
+  HostBatch batch{part(0), part(1), {reinterpret_cast<float*>(part(2).data()), count}, {}, {}, {}, {}, {}, {}};
   if (shape.packed) batch.record_first = part(3), batch.record_end = part(4);
   if (shape.cached > 0) batch.cache_first = part(3), batch.cache_rows = part(4);
+  if (shape.preference_beta > 0.0F) {
+    const std::size_t first = parts_of_tokens(shape);
+    const auto sequences = static_cast<std::size_t>(shape.batch);
+    const auto floats = [&](std::size_t i) { return reinterpret_cast<float*>(part(i).data()); };
+    batch.reference = {floats(first), sequences};
+    batch.pairs = {floats(first + 1), 3 * (sequences / 2)};
+  }
   return batch;
 }
 

@@ -18,6 +18,8 @@ struct HostBatch {
   std::span<std::int32_t> record_end;
   std::span<std::int32_t> cache_first;  ///< a cached shape's, as Transformer::decode has it; else empty
   std::span<std::int32_t> cache_rows;
+  std::span<float> reference{};  ///< (B), of a shape of preferences; else empty
+  std::span<float> pairs{};      ///< (B / 2, 3), likewise: loss and rewards of each pair
 
   /// Room for the `index`th window of `length` tokens.
   WindowView window(std::size_t index, std::size_t length) const;

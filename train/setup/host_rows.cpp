@@ -59,6 +59,7 @@ HostRows host_rows(const RunPlan& run, const RunPurpose& purpose, const RunMachi
   rows.program = part_of_rank(machine.program_bytes, run.options.rank);
   rows.libraries = libraries_in_use(machine);
   rows.batches = host_batch_bytes(run.shape, run.batch_slots);
+  rows.reference = run.reference_bytes;
   if (!purpose.training) return rows;
   const auto threads = static_cast<std::size_t>(machine.update_threads);
   rows.subgroups = static_cast<std::size_t>(subgroup_count(run.layout, run.options)) * bytes_of_subgroup;
@@ -71,7 +72,7 @@ HostRows host_rows(const RunPlan& run, const RunPurpose& purpose, const RunMachi
   // Loading takes pieces of the same size, at another time.
   if (!purpose.saves && !purpose.resumes) return rows;
   rows.checkpoint = save_buffer_values(run.layout) * sizeof(float);
-  if (way_of_file(StateCopy::bytes(run.layout, optimizer_of(run.options.state))) == FileWay::direct)
+  if (way_of_file(StateCopy::bytes(run.layout, optimizer_of(run.options.state), run.saved_state())) == FileWay::direct)
     rows.writer = large_file_buffers;
   return rows;
 }
@@ -81,6 +82,7 @@ void HostRows::add_to(MemoryPlan& memory) const {
   memory.add("libraries in use", "run", Place::pageable, libraries);
   memory.add("lists of subgroups", "run", Place::pageable, subgroups);
   memory.add("batches", "run", Place::pinned, batches);
+  memory.add("reference of DPO", "run", Place::pageable, reference);
   memory.add("digest buffer", "save", Place::pageable, digest);
   memory.add("state conversion", "save", Place::pageable, conversion);
   memory.add("state file buffers", "save", Place::pageable, file);

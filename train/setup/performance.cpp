@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
+#include <optional>
 #include <system_error>
 #include <utility>
 
@@ -139,8 +140,73 @@ struct EndsWork {
   LayerWork embedding, head;
 };
 
-/// The head computes loss and gradients in one go: its matrix products count as backward.
-EndsWork ends_work(const ModelConfig& c, const RunShape& shape) {
+struct TrainedEnds {
+  bool embedding = true, head = true;
+};
+
+/// Parts of a layer's passes that depend on what is frozen, has an adapter, or is stored in another format.
+class LayoutWork {
+ public:
+  LayoutWork(const ModelConfig& c, const RunShape& shape, const ParameterLayout& layout)
+      : config_(c),
+        layout_(layout),
+        tokens_(static_cast<double>(shape.batch * shape.sequence)),
+        expert_rows_(mlp_work(c, shape).product_flops / (2.0 * static_cast<double>(c.width * c.ffn))),
+        element_(static_cast<double>(size_of(shape.compute))),
+        uses_(1.0 / static_cast<double>(shape.micro_batches)) {}
+
+  /// Changes the work of a block, all of whose matrices it has as trained. `again`: forward runs again in backward.
+  void apply(std::int64_t block, bool again, LayerWork& work) const {
+    const Layer& layer = layout_.layer(static_cast<int>(block) + 1);
+    for (const LinearLayer& of : linear_layers(config_)) {
+      const double rows = of.experts > 0 ? expert_rows_ : tokens_;
+      const auto inputs = static_cast<double>(of.inputs), outputs = static_cast<double>(of.outputs);
+      if (frozen(layer, of.module + ".weight")) work.backward.matmul_flops -= 2.0 * rows * inputs * outputs;
+      if (config_.lora && config_.lora->adapts(block, of.module)) add_adapter(rows, inputs, outputs, again, work);
+    }
+    for (const Parameter& p : layer.parameters) {
+      if (p.coded()) add_decoding(p, work);
+    }
+  }
+  /// Whether the output weight, or the token embedding, is trained.
+  bool trains_head() const { return !frozen(layout_.layers().back(), "lm_head"); }
+  bool trains_embedding() const { return !frozen(layout_.layers().front(), "tokens"); }
+
+ private:
+  static bool frozen(const Layer& layer, std::string_view name) {
+    const int index = layer.find(name);
+    return index >= 0 && !layer.parameters[static_cast<std::size_t>(index)].options.trainable;
+  }
+
+  /// The product by A and then by B, whose result is added to the layer's; in backward two products for each.
+  void add_adapter(double rows, double inputs, double outputs, bool again, LayerWork& work) const {
+    const double flops = 2.0 * rows * static_cast<double>(config_.lora->rank) * (inputs + outputs);
+    const PassWork once{.matmul_flops = flops, .memory_bytes = 2.0 * rows * outputs * element_, .kernels = 3.0};
+    add(work.forward, once);
+    add(work.backward, {.matmul_flops = 2.0 * flops, .memory_bytes = 2.0 * rows * inputs * element_, .kernels = 5.0});
+    if (again) add(work.backward, once);
+  }
+  /// Once in a use of the layer, which may serve several micro-batches.
+  void add_decoding(const Parameter& p, LayerWork& work) const {
+    const double bytes_each = static_cast<double>(code_bits(p.options.code)) / 8.0 + sizeof(bf16);
+    const PassWork once{.memory_bytes = uses_ * bytes_each * static_cast<double>(p.count), .kernels = uses_};
+    add(work.forward, once);
+    add(work.backward, once);
+  }
+  static void add(PassWork& to, const PassWork& more) {
+    to.matmul_flops += more.matmul_flops;
+    to.memory_bytes += more.memory_bytes;
+    to.kernels += more.kernels;
+  }
+
+  const ModelConfig& config_;
+  const ParameterLayout& layout_;
+  double tokens_, expert_rows_, element_, uses_;
+};
+
+/// The head computes loss and gradients in one go: its matrix products count as backward. `trained`: what is trained
+/// of it and of the embedding.
+EndsWork ends_work(const ModelConfig& c, const RunShape& shape, TrainedEnds trained) {
   const auto tokens = static_cast<double>(shape.batch * shape.sequence);
   const auto width = static_cast<double>(c.width), vocabulary = static_cast<double>(c.vocabulary);
   const double stream = 2.0 * tokens * width * static_cast<double>(size_of(shape.compute));
@@ -151,10 +217,12 @@ EndsWork ends_work(const ModelConfig& c, const RunShape& shape) {
   const bool of_tokens = whole && c.tied_head;  // then the embedding adds to the rows of its tokens alone
   EndsWork work;
   work.embedding.forward = work.head.forward = {.memory_bytes = stream, .kernels = 1.0};
-  work.embedding.backward = work.embedding.forward;
-  if (of_tokens) work.embedding.backward.memory_bytes += rows + 2.0 * tokens * width;
-  if (whole && !c.tied_head) work.embedding.backward.memory_bytes += 2.0 * vocabulary * width;  // zeros, mostly
+  if (trained.embedding) work.embedding.backward = work.embedding.forward;
+  if (trained.embedding && of_tokens) work.embedding.backward.memory_bytes += rows + 2.0 * tokens * width;
+  if (trained.embedding && whole && !c.tied_head)
+    work.embedding.backward.memory_bytes += 2.0 * vocabulary * width;  // zeros, mostly
   work.head.backward = {.matmul_flops = 2.0 * product, .memory_bytes = logits, .kernels = 5.0};
+  if (!trained.head) return work;
   // The gradient of the weight is written once, or added to by the products of some rows at a time.
   constexpr double rows_at_once = 1024.0;
   const double each = whole ? 2.0 : 2.0 * std::ceil(tokens / rows_at_once) * sizeof(float);
@@ -162,6 +230,11 @@ EndsWork ends_work(const ModelConfig& c, const RunShape& shape) {
   if (whole && head_rows_at_once(c, shape) < c.vocabulary) {  // the logits are computed once more
     weight.matmul_flops += product;
     weight.memory_bytes += logits;
+  }
+  if (shape.preference_beta > 0.0F) {  // logits for the losses of pairs, before those for gradients
+    work.head.backward.matmul_flops += product;
+    work.head.backward.memory_bytes += logits;
+    work.head.backward.kernels += 2.0;
   }
   if (of_tokens) {
     weight.matmul_flops += 2.0 * tokens * tokens * width;
@@ -183,12 +256,19 @@ EndsWork ends_work(const ModelConfig& c, const RunShape& shape) {
 
 }  // namespace
 
-std::vector<LayerWork> work_of(const ModelConfig& c, const RunShape& shape, const SequenceFacts& sequences) {
-  const EndsWork ends = ends_work(c, shape);
+std::vector<LayerWork> work_of(const ModelConfig& c, const RunShape& shape, const SequenceFacts& sequences,
+                               const ParameterLayout* layout) {
+  std::optional<LayoutWork> by_layout;
+  if (layout != nullptr) by_layout.emplace(c, shape, *layout);
+  TrainedEnds trained;
+  if (by_layout) trained = {by_layout->trains_embedding(), by_layout->trains_head()};
+  const EndsWork ends = ends_work(c, shape, trained);
   const Again of_kept = shape.selective ? Again::selected : Again::nothing;
   std::vector<LayerWork> work{ends.embedding};
   for (std::int64_t i = 0; i < c.layers; ++i) {
-    work.push_back(block_work(c, shape, sequences, i, i < shape.recomputed_blocks ? Again::all : of_kept));
+    const bool again = i < shape.recomputed_blocks;
+    work.push_back(block_work(c, shape, sequences, i, again ? Again::all : of_kept));
+    if (by_layout) by_layout->apply(i, again, work.back());
   }
   work.push_back(ends.head);
   return work;

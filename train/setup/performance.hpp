@@ -13,8 +13,10 @@
 namespace tandem {
 
 /// Arithmetic of a micro-batch, layer by layer: matrix products, attention, and what is bound by memory. Attention is
-/// counted where tokens see each other, in records as `sequences` has them.
-std::vector<LayerWork> work_of(const ModelConfig& config, const RunShape& shape, const SequenceFacts& sequences = {});
+/// counted where tokens see each other, in records as `sequences` has them. `layout`: the model's, which says what is
+/// frozen, has adapters, or is stored in another format; null: all is trained.
+std::vector<LayerWork> work_of(const ModelConfig& config, const RunShape& shape, const SequenceFacts& sequences = {},
+                               const ParameterLayout* layout = nullptr);
 
 /// Bytes of a layer's input for one micro-batch, where it waits on the host for backward; otherwise 0.
 std::size_t offloaded_input_bytes(const ModelConfig& config, const RunShape& shape) noexcept;

@@ -43,6 +43,9 @@ class RunPlanner {
     run_.facts = machine.facts;
     run_.options = offload_options(config);
     run_.options.rank = rank;
+    if (purpose.training && rank.index == 0) {
+      run_.reference_bytes = static_cast<std::size_t>(config.sequences.scored) * sizeof(float);
+    }
     run_.batch_slots = purpose.training ? static_cast<std::size_t>(config.grad_accum) : 1;
     run_.shape = run_shape(config, model, compute_type(config, machine.device_kind), purpose.training);
     run_.shape.cached = purpose.cached;
@@ -57,7 +60,9 @@ class RunPlanner {
     }
     book(run_);
     for (int rank = 1; rank < run_.options.rank.count; ++rank) run_.other_ranks.push_back(of_rank(rank));
-    if (purpose_.saves && purpose_.training) run_.checkpoints = checkpoint_space(config_, run_.layout);
+    if (purpose_.saves && purpose_.training) {
+      run_.checkpoints = checkpoint_space(config_, run_.layout, run_.saved_state());
+    }
     if (purpose_.saves && config_.checkpoint_every > 0) book_saving();
     return std::move(run_);
   }
@@ -119,7 +124,7 @@ class RunPlanner {
 
   std::vector<LayerSeconds> compute_of(const RunShape& shape) const {
     std::vector<LayerSeconds> compute =
-        compute_seconds(*machine_.profile, work_of(run_.model_config, shape, config_.sequences));
+        compute_seconds(*machine_.profile, work_of(run_.model_config, shape, config_.sequences, &run_.layout));
     for (LayerSeconds& s : compute) {
       s = {s.forward * machine_.slower.forward, s.backward * machine_.slower.backward};
     }
@@ -249,8 +254,8 @@ class RunPlanner {
   /// A copy of the state, so that no update waits while it is written, where there is room for it. Each rank books its
   /// part of what the process has once.
   void book_copy() {
-    const std::size_t copy =
-        part_of_rank(StateCopy::bytes(run_.layout, optimizer_of(run_.options.state)), run_.options.rank);
+    const std::size_t copy = part_of_rank(
+        StateCopy::bytes(run_.layout, optimizer_of(run_.options.state), run_.saved_state()), run_.options.rank);
     PlanningFacts facts = run_.facts;
     // Without a ceiling a margin is left for everybody else.
     if (!run_.options.host_memory) facts.host_available -= facts.host_available / 10;
@@ -268,6 +273,7 @@ class RunPlanner {
 
   void book_saving() {
     run_.saving.every = config_.checkpoint_every;
+    run_.saving.saved = run_.saved_state();
     book_copy();
     if (!run_.prediction) return;
     const RunPrediction& known = *run_.prediction;
@@ -284,6 +290,14 @@ class RunPlanner {
 Rank first_rank(const TrainConfig& of_all) { return {0, static_cast<int>(split_device_names(of_all.device).size())}; }
 
 }  // namespace
+
+WeightCode RunPlan::base_format() const noexcept {
+  for (const Layer& layer : layout.layers()) {
+    const auto coded = std::ranges::find_if(layer.parameters, &Parameter::coded);
+    if (coded != layer.parameters.end()) return coded->options.code;
+  }
+  return WeightCode::none;
+}
 
 RunPlan plan_run(const TrainConfig& of_all, const ModelConfig& model, const RunPurpose& purpose,
                  const RunMachine& machine) {

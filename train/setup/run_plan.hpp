@@ -9,6 +9,7 @@
 #include "core/ops/ops.hpp"
 #include "core/params/parameter_layout.hpp"
 #include "models/transformer/transformer.hpp"
+#include "offload/engine/state_io.hpp"
 #include "scheduler/plan/plan.hpp"
 #include "scheduler/search/auto.hpp"
 #include "train/config/config.hpp"
@@ -63,11 +64,16 @@ struct RunPlan {
   MemoryPlan memory;  ///< memory of the whole process: engine, model, program
   std::size_t activation_bytes = 0;              ///< bytes of the model on the device
   std::size_t page_tables = 0;                   ///< bytes that the driver takes on the device for all pinned memory
+  std::size_t reference_bytes = 0;               ///< log-probabilities of DPO's reference, held by the first rank
   std::size_t batch_slots = 1;                   ///< micro-batches whose tokens the host holds at once
   Saving saving;                                 ///< memory for it is booked
   std::optional<CheckpointSpace> checkpoints{};  ///< empty where nothing is saved
   std::vector<RunPlan> other_ranks{};  ///< rank by rank from 1 on; without a prediction, saving or order of their own
 
+  /// Format of the frozen matrices of blocks; none: as weights are.
+  WeightCode base_format() const noexcept;
+  /// Parameters whose values its checkpoints hold: with adapters the trained ones alone.
+  SavedState saved_state() const noexcept { return model_config.lora ? SavedState::trained : SavedState::all; }
   int ranks() const noexcept { return 1 + static_cast<int>(other_ranks.size()); }
   /// Bytes of each device, and of all of the host.
   std::size_t planned_device_bytes() const noexcept { return memory.device_bytes(); }

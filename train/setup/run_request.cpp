@@ -54,7 +54,7 @@ OffloadOptions offload_options(const TrainConfig& c) {
   o.adamw.eps = c.eps;
   o.adamw.weight_decay = c.weight_decay;
   o.on_nonfinite = c.on_nonfinite;
-  o.speculate = c.speculate;
+  o.speculate = why_none_speculates(c).empty() ? c.speculate : Speculate::off;
   o.clips = c.clip > 0.0;
   return o;
 }
@@ -91,19 +91,21 @@ void set_shape(OffloadOptions& options, const ModelConfig& model, const RunShape
 
 RunShape run_shape(const TrainConfig& config, const ModelConfig& model, DType compute, bool training) {
   const Recompute recompute = recompute_of(config, model);
-  return {.batch = config.micro_batch,
-          .sequence = config.seq_len,
-          .micro_batches = training && config.accumulation_order == AccumulationOrder::layer ? config.grad_accum : 1,
-          .compute = compute,
-          .recomputed_blocks = recompute.blocks,
-          .selective = recompute.selective,
-          .training = training,
-          .offload_inputs = config.offload_activations && training,
-          .packed = config.sequences.packed};
+  return {
+      .batch = config.micro_batch,
+      .sequence = config.seq_len,
+      .micro_batches = training && config.accumulation_order == AccumulationOrder::layer ? config.grad_accum : 1,
+      .compute = compute,
+      .recomputed_blocks = recompute.blocks,
+      .selective = recompute.selective,
+      .training = training,
+      .offload_inputs = config.offload_activations && training,
+      .packed = config.sequences.packed,
+      .preference_beta = training && config.objective == Objective::dpo ? static_cast<float>(config.dpo_beta) : 0.0F};
 }
 
 ParameterLayout training_layout(const TrainConfig& config, const ModelConfig& model, const RunShape& shape) {
-  return frozen_layout(model, config.freeze, ends_gradient(model, shape));
+  return trained_layout(config, model, ends_gradient(model, shape));
 }
 
 std::int64_t sequence_length(const TrainConfig& config, const ModelConfig& model) {

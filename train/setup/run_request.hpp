@@ -35,7 +35,7 @@ RunShape run_shape(const TrainConfig& config, const ModelConfig& model, DType co
 /// Sets the fields of the engine's options that depend on the shape.
 void set_shape(OffloadOptions& options, const ModelConfig& model, const RunShape& shape);
 /// Layout of the parameters that a run of this shape trains, with gradients of the types that its micro-batches ask
-/// for. Throws as frozen_layout.
+/// for. Throws as trained_layout.
 ParameterLayout training_layout(const TrainConfig& config, const ModelConfig& model, const RunShape& shape);
 /// The sequence length of a run: as given, else the model's positions but at most 1024. Throws UsageError
 /// where it is beyond the positions.

@@ -153,9 +153,11 @@ std::string RunSetup::compute_key() const {
   // `split` holds what `fp32` does; only rounded moments or another optimizer make another run of it.
   const bool own_bits = rounds_moments(plan.state) || is_lion(plan.state);
   const std::string state = own_bits ? fmt::format("; state {}", name_of(plan.state)) : "";
+  const WeightCode code = base_format();
+  const std::string base = code == WeightCode::none ? "" : fmt::format("; base {}", base_name(code));
   const char* packed = shape.packed ? "; packed" : "";
-  return fmt::format("tandem {}; {}; compute {}{}{}", version, device->info().compute_key, name_of(shape.compute),
-                     state, packed);
+  return fmt::format("tandem {}; {}; compute {}{}{}{}", version, device->info().compute_key, name_of(shape.compute),
+                     state, base, packed);
 }
 
 }  // namespace tandem

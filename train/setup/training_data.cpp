@@ -11,6 +11,24 @@
 
 namespace tandem {
 
+namespace {
+
+/// Pairs of answers are for DPO alone, and it takes nothing else.
+void require_objective(const TokenSource& data, const TrainConfig& config, std::string_view flag, DataUse use) {
+  if (use == DataUse::scores) return;
+  const bool pairs = use == DataUse::training && config.objective == Objective::dpo;
+  if (data.pairs() == pairs) return;
+  if (pairs) {
+    throw InputError(flag, "it holds no pairs of answers, which --objective dpo learns from",
+                     "prepare records with chosen and rejected answers, or leave out --objective dpo");
+  }
+  throw InputError(flag, "it holds pairs of answers, and half of them are not to be learnt",
+                   use == DataUse::evaluation ? "tandem score gives their log-probabilities"
+                                              : "train with --objective dpo, or prepare the answers to learn alone");
+}
+
+}  // namespace
+
 std::unique_ptr<TokenSource> open_tokens(const std::vector<std::string>& names, const TrainConfig& config,
                                          const ModelSource& source, std::string_view flag, DataUse use) {
   auto data = std::make_unique<TokenSource>(std::vector<std::filesystem::path>(names.begin(), names.end()),
@@ -23,6 +41,7 @@ std::unique_ptr<TokenSource> open_tokens(const std::vector<std::string>& names, 
                      fmt::format("make token files with tools/prepare_data.py{}",
                                  use == DataUse::training ? ", or train with --from-scratch" : ""));
   }
+  require_objective(*data, config, flag, use);
   return data;
 }
 
@@ -78,6 +97,10 @@ void take_sequences(TrainConfig& config, const ModelConfig& model, const Trainin
     add_sequences(facts, *data.sources[i], length, data.shares[i]);
   }
   if (eval_data != nullptr && eval_data->bounded()) facts.packed = true;
+  if (config.objective == Objective::dpo) {
+    facts.scored = require_windows(*data.sources.front(), length) +
+                   (eval_data == nullptr ? 0 : require_windows(*eval_data, length, "--eval-data"));
+  }
   config.seq_len = length;
   config.sequences = std::move(facts);
 }

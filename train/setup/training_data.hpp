@@ -12,11 +12,12 @@
 
 namespace tandem {
 
-/// Purpose that data is opened for; decides what errors advise.
-enum class DataUse : std::uint8_t { training, evaluation };
+/// Purpose that data is opened for; decides what errors advise, and whether pairs of answers are wanted.
+enum class DataUse : std::uint8_t { training, evaluation, scores };
 
 /// Maps and checks data. Throws InputError for bad files, UsageError for text given to a model whose weights
-/// expect other tokens than bytes. `flag` is what the names stood behind, for errors.
+/// expect other tokens than bytes, InputError where pairs of answers go with another objective. `flag` is what the
+/// names stood behind, for errors.
 std::unique_ptr<TokenSource> open_tokens(const std::vector<std::string>& names, const TrainConfig& config,
                                          const ModelSource& source, std::string_view flag = "--data",
                                          DataUse use = DataUse::training);

@@ -18,6 +18,7 @@ from .settings import FREE, Settings, as_values, flag_of, from_toml, to_toml
 SETTINGS = "finetune.toml"
 _LOCK = ".finetune.lock"
 _EARLY = ("data", "stages", "tokenizer")  # folders that a run has before it is begun
+_UNWRITTEN = f".{SETTINGS}.part"  # left by a call that was killed while it wrote the settings
 _WAIT = 60.0  # seconds for the processes of a call that was killed
 _WHOLE = 1 << 26  # bytes of a file that is compared by its content
 
@@ -95,7 +96,7 @@ class RunFolder:
     def _refuse_other_files(self) -> None:
         if self.out.exists() and not self.out.is_dir():
             raise Refusal(f"--out {self.out}: it is a file; name a folder", 2)
-        own = {_LOCK, *_EARLY} if (self.out / _LOCK).is_file() else set()  # of a call that ended before a run was begun
+        own = {_LOCK, _UNWRITTEN, *_EARLY} if (self.out / _LOCK).is_file() else set()  # of a call that ended before a run was begun
         names = sorted(path.name for path in self.out.iterdir() if path.name not in own) if self.out.is_dir() else []
         if names:
             what = "a run of tandem train" if {"checkpoints", "metrics.jsonl", "config.toml"} & set(names) else f"other files ({names[0]})"
@@ -120,6 +121,7 @@ class RunFolder:
             shutil.rmtree(self.out / name, ignore_errors=True)
         with suppress(OSError):  # of a folder that holds files
             self.data.rmdir()
+        (self.out / _UNWRITTEN).unlink(missing_ok=True)
         if [path.name for path in self.out.iterdir()] == [_LOCK]:
             (self.out / _LOCK).unlink()
         for folder in made:

@@ -65,8 +65,9 @@ class AdamW(EngineOptimizer):
             raise UsageError(f"gradients={gradients!r}: 'keep' or 'take'")
         if accumulation < 1 or (accumulation > 1 and gradients == "keep"):
             raise UsageError(f"accumulation={accumulation}: a number of backward passes, with gradients=\"take\" alone")
+        # Any gradient may be missing from a step, so that no update of it runs ahead of the norm.
         self._options = OffloadOptions(device_memory=device_memory, host_memory=host_memory, policy=policy, state=state, seed=seed,
-                                       state_folder=state_folder, max_micro_batches=accumulation)
+                                       state_folder=state_folder, max_micro_batches=accumulation, speculate="off")
         self._bf16 = weights == "bf16"
         self._takes = gradients == "take"
         self._device: str | Device = device

@@ -76,8 +76,9 @@ def stream(module: torch.nn.Module, *, units: Sequence[str] | str = "auto", resi
     least = device_memory == "least"
     layout = _layout(found)
     measured = reserved_device_memory == "auto"
+    # Any gradient may be missing from a step, so that no update of it runs ahead of the norm.
     options = OffloadOptions(device_memory=None if least else device_memory, host_memory=host_memory, policy=policy, state=state, seed=seed,
-                             state_folder=state_folder, max_micro_batches=accumulation,
+                             state_folder=state_folder, max_micro_batches=accumulation, speculate="off",
                              reserved_device_memory=0 if measured else reserved_device_memory)
     options.reserved_device_memory += loose_bytes(found, gradients=not measured)
     if measured:

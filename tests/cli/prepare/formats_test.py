@@ -362,7 +362,7 @@ class Formats(PrepareTest):
                 ({"instruction": "a", "output": "b", "text": "c"}, "fits the formats alpaca and text"),
                 ({"instruction": "a", "input": 5, "output": "b"}, "field input", "a number"),
                 ({"instruction": "a", "output": "b", "history": ["x"]}, "field history"),
-                ({"prompt": "a", "chosen": "b", "rejected": "c"}, "field chosen", "preferences"),
+                ({"prompt": "a", "chosen": "b", "rejected": "c"}, "--objective dpo"),
                 ({"text": "a", "images": ["x.png"]}, "field images", "pictures"), ({"input_ids": [1]}, "field input_ids", "token ids"),
                 ({"text": "a", "loss_mask": [1]}, "field loss_mask: masks of tokens"),
                 (chat(), "field messages", "a list of messages"), (chat("a"), "messages[0] is text"),

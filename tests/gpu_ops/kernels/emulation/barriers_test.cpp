@@ -192,6 +192,17 @@ TEST_F(Barriers, OfTheLoss) {
   EXPECT_THAT(idle, only({37}));  // of the product over the vocabulary
 }
 
+TEST_F(Barriers, OfThePreferenceLoss) {
+  const Tensor losses = random_.tensor(DType::f32, {2, 300});
+  const auto idle = idle_barriers([&] {
+    const Operand l = bench().put(losses), reference = zeros(DType::f32, {2}), factors = zeros(DType::f32, {2});
+    const Operand pairs = zeros(DType::f32, {1, 3});
+    ops().preference_loss({l, reference, 0.1F, factors, pairs}, {});
+    return std::vector<Tensor>{bench().get(factors), bench().get(pairs)};
+  });
+  EXPECT_THAT(idle, only({}));
+}
+
 TEST_F(Barriers, OfTheEmbeddingGradient) {
   const std::int64_t tokens = 600;  // three searches of a block
   // Without a barrier a block takes what happens to lie in shared memory for rows, up to a block of threads behind

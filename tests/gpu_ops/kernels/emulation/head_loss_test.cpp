@@ -19,8 +19,9 @@ TEST_P(HeadLossInChunks, IsTheReferenceWithinItsScratch) {
   Tensor targets = random.tokens({rows}, static_cast<std::int32_t>(vocabulary));
   targets.view().as<std::int32_t>()[3] = -1;
   const Tensor dw_before = random.tensor(DType::f32, {vocabulary, channels}, 0.01F);
+  const Tensor factors = random.tensor(DType::f32, {rows});  // sequences of a token each
   Tensor losses(DType::f32, {rows}), dx(dtype(), {rows, channels}), dw = dw_before;
-  reference::head_loss({x, w, targets, losses, 0.125F, dx, dw});
+  reference::head_loss({x, w, targets, losses, 0.125F, dx, dw, factors});
   const auto matmul = gpu::make_matmul(90);
   Tensor whole(DType::f32, {rows});
   for (const gpu::HeadRows at_once : {gpu::HeadRows{37, 37}, {1, 1}, {4, 4}, {4, 9}, {3, 37}, {36, 37}}) {
@@ -30,8 +31,8 @@ TEST_P(HeadLossInChunks, IsTheReferenceWithinItsScratch) {
     const Operand scratch = bench().put(random.tensor(DType::f32, {bytes / 4}));
     const Operand in = bench().put(x), weight = bench().put(w), t = bench().put(targets);
     const Operand l = bench().put(Tensor(DType::f32, {rows})), d = bench().put(Tensor(dtype(), {rows, channels}));
-    const Operand dweight = bench().put(dw_before);
-    gpu::head_loss({in, weight, t, l, 0.125F, d, dweight}, at_once, *matmul, nullptr, scratch.view().data, nullptr);
+    const Operand dweight = bench().put(dw_before), f = bench().put(factors);
+    gpu::head_loss({in, weight, t, l, 0.125F, d, dweight, f}, at_once, *matmul, nullptr, scratch.view().data, nullptr);
     EXPECT_WITHIN(bench().get(l), losses, dtype(), false);
     EXPECT_WITHIN(bench().get(d), dx, dtype(), true);
     EXPECT_WITHIN(bench().get(dweight), dw, dtype(), true);
@@ -48,6 +49,7 @@ TEST_P(HeadLossInChunks, WritesTheWeightInSlicesOfTheSameBitsWithinItsScratch) {
   const Tensor x = random.tensor(dtype(), {rows, channels}), w = random.tensor(DType::bf16, {vocabulary, channels});
   Tensor targets = random.tokens({rows}, static_cast<std::int32_t>(vocabulary));
   targets.view().as<std::int32_t>()[3] = -1;
+  const Tensor factors = random.tensor(DType::f32, {rows});
   const auto matmul = gpu::make_matmul(90);
   const auto run = [&](std::int64_t written, std::int64_t logits, std::int64_t rows_at_once) {
     const gpu::HeadShape shape{.tokens = rows, .vocabulary = vocabulary, .activations = dtype(), .written = written};
@@ -59,7 +61,8 @@ TEST_P(HeadLossInChunks, WritesTheWeightInSlicesOfTheSameBitsWithinItsScratch) {
     const Operand in = bench().put(x), weight = bench().put(w), t = bench().put(targets);
     const Operand l = bench().put(Tensor(DType::f32, {rows})), d = bench().put(Tensor(dtype(), {rows, channels}));
     const Operand dweight = bench().put(random.tensor(DType::bf16, {vocabulary, channels}));
-    HeadLoss head{in, weight, t, l, 0.125F, d, dweight};
+    const Operand f = bench().put(factors);
+    HeadLoss head{in, weight, t, l, 0.125F, d, dweight, f};
     head.rows_at_once = written;
     gpu::head_loss(head, at_once, *matmul, nullptr, scratch.view().data, nullptr);
     EXPECT_TRUE(bench().get(scratch).intact());

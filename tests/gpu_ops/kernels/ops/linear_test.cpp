@@ -268,6 +268,52 @@ TEST_P(LinearOps, AGradientOfTheHeadInSlicesIsTheReference) {
   }
 }
 
+// Sequences of ten rows, one of which has the factor 0: with f32 gradients, bf16 ones, in slices, and rows of tokens.
+TEST_P(LinearOps, FactorsOfSequencesAreInAllGradientsOfTheHead) {
+  const std::int64_t rows = 40, channels = 24, vocabulary = 101;
+  Random random(9);
+  const Tensor x = random.tensor(dtype(), {rows, channels}), w = random.tensor(DType::bf16, {vocabulary, channels});
+  Tensor targets = random.tokens({rows}, static_cast<std::int32_t>(vocabulary)), factors(DType::f32, {4});
+  targets.view().as<std::int32_t>()[3] = -1;
+  const Tensor tokens = random.tokens({rows}, static_cast<std::int32_t>(vocabulary));
+  for (std::int64_t i = 0; i < 4; ++i)
+    factors.set(i, std::vector{0.5F, -0.5F, 0.0F, 3.0F}[static_cast<std::size_t>(i)]);
+  for (const auto& [gradient, at_once, token_rows] : {std::tuple{DType::f32, 0, false},
+                                                      {DType::bf16, 101, false},
+                                                      {DType::bf16, 34, false},
+                                                      {DType::bf16, 101, true}}) {
+    SCOPED_TRACE(at_once);
+    bench().lend({.tokens = rows,
+                  .vocabulary = vocabulary,
+                  .channels = channels,
+                  .activations = dtype(),
+                  .head_rows = at_once,
+                  .token_rows = token_rows});
+    Tensor losses(DType::f32, {rows}), dx(dtype(), {rows, channels}), dw(gradient, {vocabulary, channels});
+    Tensor of_tokens(DType::f32, {rows, channels});
+    HeadLoss expected{x, w, targets, losses, 0.125F, dx, dw, factors};
+    expected.rows_at_once = at_once;
+    if (token_rows) expected.tokens = tokens, expected.token_rows = of_tokens;
+    reference::head_loss(expected);
+    const auto results = under_all_schedules([&, with_rows = token_rows, written = at_once, type = gradient] {
+      const Operand in = bench().put(x), weight = bench().put(w), t = bench().put(targets), f = bench().put(factors);
+      const Operand l = bench().put(Tensor(DType::f32, {rows})), d = bench().put(Tensor(dtype(), {rows, channels}));
+      const Operand dweight = bench().put(Tensor(type, {vocabulary, channels})), i = bench().put(tokens);
+      const Operand r = bench().put(Tensor(DType::f32, {rows, channels}));
+      HeadLoss head{in, weight, t, l, 0.125F, d, dweight, f};
+      head.rows_at_once = written;
+      if (with_rows) head.tokens = i, head.token_rows = r;
+      ops().head_loss(head, stream());
+      return std::vector<Tensor>{bench().get(l), bench().get(d), bench().get(dweight), bench().get(r)};
+    });
+    EXPECT_WITHIN(results[0], losses, dtype(), false);
+    EXPECT_WITHIN(results[1], dx, dtype(), true);
+    EXPECT_WITHIN(results[2], dw, gradient == DType::f32 ? dtype() : DType::bf16, true);
+    if (token_rows) EXPECT_WITHIN(results[3], of_tokens, dtype(), true);
+    for (std::int64_t i = 0; i < 10 * channels; ++i) ASSERT_EQ(results[1].get(20 * channels + i), 0.0) << i;
+  }
+}
+
 // Of a table that is the embedding's too. More tokens than the vocabulary has, and more than a block has threads.
 TEST_P(LinearOps, RowsOfTokensAreThoseOfTheHeadsGradientBeforeTheyAreRounded) {
   for (const Sizes& s : {Sizes{37, 24, 101}, Sizes{5, 52, 3}, Sizes{9, 16, 2111}, Sizes{301, 40, 96}}) {
@@ -285,7 +331,7 @@ TEST_P(LinearOps, RowsOfTokensAreThoseOfTheHeadsGradientBeforeTheyAreRounded) {
     Tensor tokens = random.tokens({rows}, static_cast<std::int32_t>(vocabulary));
     Tensor losses(DType::f32, {rows}), dx(dtype(), {rows, channels}), dw(DType::bf16, {vocabulary, channels});
     Tensor of_tokens(DType::f32, {rows, channels});
-    reference::head_loss({x, w, targets, losses, 0.125F, dx, dw, tokens, of_tokens});
+    reference::head_loss({x, w, targets, losses, 0.125F, dx, dw, {}, tokens, of_tokens});
     tokens.view().as<std::int32_t>()[1] = -1;  // of none: zeros
     tokens.view().as<std::int32_t>()[2] = static_cast<std::int32_t>(vocabulary);
     for (std::int64_t i = channels; i < 3 * channels; ++i) of_tokens.set(i, 0.0F);
@@ -295,10 +341,10 @@ TEST_P(LinearOps, RowsOfTokensAreThoseOfTheHeadsGradientBeforeTheyAreRounded) {
       const Operand dweight = bench().put(dw), alone = bench().put(dw);
       const Operand r = bench().put(random.tensor(DType::f32, {rows, channels}));
       ops().head_loss({in, weight, t, l, 0.125F, d, alone}, stream());
-      ops().head_loss({in, weight, t, l, 0.125F, d, dweight, i, r}, stream());
+      ops().head_loss({in, weight, t, l, 0.125F, d, dweight, {}, i, r}, stream());
       const Operand again = bench().put(Tensor(DType::bf16, {vocabulary, channels}));
       const Operand rows_again = bench().put(Tensor(DType::f32, {rows, channels}));
-      ops().head_loss({in, weight, t, l, 0.125F, {}, again, i, rows_again}, stream());
+      ops().head_loss({in, weight, t, l, 0.125F, {}, again, {}, i, rows_again}, stream());
       return std::vector<Tensor>{bench().get(r), bench().get(dweight), bench().get(alone), bench().get(again),
                                  bench().get(rows_again)};
     });

@@ -74,6 +74,30 @@ TEST_F(RefusedOps, AreThoseOfMoreThanALaunchNumbers) {
   EXPECT_THAT(refusal([&] { ops().rope(heads, angles, {}, false, stream()); }), ::testing::HasSubstr("2147483648"));
 }
 
+TEST_F(RefusedOps, AreThoseOfSequencesThatAreNoPairs) {
+  const Operand losses = bench().put(Tensor(DType::f32, {3, 5})), of_each = bench().put(Tensor(DType::f32, {3}));
+  const Operand pairs = bench().put(Tensor(DType::f32, {1, 3})), two = bench().put(Tensor(DType::f32, {2, 5}));
+  const Operand of_two = bench().put(Tensor(DType::f32, {2}));
+  EXPECT_THAT(refusal([&] {
+                ops().preference_loss({losses, of_each, 0.1F, of_each, pairs}, stream());
+              }),
+              ::testing::HasSubstr("3 sequences are no pairs"));
+  EXPECT_THAT(refusal([&] {
+                ops().preference_loss({two, of_two, 0.0F, of_two, pairs}, stream());
+              }),
+              ::testing::HasSubstr("beta"));
+  EXPECT_THAT(refusal([&] {
+                ops().preference_loss({two, of_each, 0.1F, of_two, pairs}, stream());
+              }),
+              ::testing::HasSubstr("reference"));
+  const Operand x = bench().put(Tensor(DType::f32, {4, 8})), w = bench().put(Tensor(DType::bf16, {11, 8}));
+  const Operand targets = bench().put(Tensor(DType::i32, {4})), l = bench().put(Tensor(DType::f32, {4}));
+  EXPECT_THAT(refusal([&] {
+                ops().head_loss({x, w, targets, l, 1.0F, x, {}, of_each}, stream());
+              }),
+              ::testing::HasSubstr("4 rows are not 3 sequences"));
+}
+
 TEST_F(RefusedOps, AWorkspaceThatIsTooSmallIsSeenBeforeItIsUsed) {
   bench().lend({.tokens = 1, .vocabulary = 1, .channels = 1});
   const Operand x = bench().put(random_.tensor(DType::f32, {64, 512}));

@@ -3,7 +3,7 @@
 #include "cpu_ops/reference/reference.hpp"
 #include "cpu_ops/update/update_kernels.hpp"
 #include "tests/cpu_ops/op_testing.hpp"
-#include "tests/cpu_ops/stored_state.hpp"
+#include "tests/cpu_ops/update/stored_state.hpp"
 
 namespace tandem::testing {
 namespace {

@@ -1,0 +1,193 @@
+#include "comm/assembly.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <map>
+#include <utility>
+
+namespace tandem {
+namespace {
+
+constexpr std::size_t longest_value = 120;  // characters of a value in an error
+
+/// "rank 1, rank 3": the ranks for which `chosen` is true.
+template <class Chosen>
+std::string ranks_where(int count, const Chosen& chosen) {
+  std::string text;
+  for (int rank = 0; rank < count; ++rank) {
+    if (chosen(static_cast<std::size_t>(rank))) text += fmt::format("{}rank {}", text.empty() ? "" : ", ", rank);
+  }
+  return text;
+}
+
+/// A value in a line of text: cut where it is long, without control characters.
+std::string shown(std::string value) {
+  if (value.size() > longest_value) value = value.substr(0, longest_value) + "...";
+  for (char& c : value) {
+    if (static_cast<unsigned char>(c) < 0x20) c = ' ';
+  }
+  return value;
+}
+
+}  // namespace
+
+Assembly::Assembly(int count, std::size_t meetings, const AssemblyLimits& limits, double now, Send send)
+    : limits_(limits), began_(now), send_(std::move(send)), members_(static_cast<std::size_t>(count)) {
+  meetings_.resize(meetings);
+  for (Meeting& meeting : meetings_) meeting.calls.resize(members_.size());
+}
+
+bool Assembly::enter(int rank, int count, const std::string& from) {
+  if (ended_) return false;
+  if (count != this->count()) {
+    end(Ending::usage, fmt::format("ranks differ in their number: {} says that there are {}, and rank 0 that there are "
+                                   "{}; start all with one WORLD_SIZE",
+                                   from, count, this->count()));
+  } else if (rank < 0 || rank >= count) {
+    end(Ending::usage, fmt::format("there is no rank {} of {}: {} says that it is; give each process a RANK below the "
+                                   "number of ranks",
+                                   rank, count, from));
+  } else if (member(rank).entered) {
+    end(Ending::usage, fmt::format("two processes are rank {}: {} and {}; give each process a RANK of its own", rank,
+                                   member(rank).from, from));
+  } else {
+    member(rank).from = from;
+    member(rank).entered = true;
+    return true;
+  }
+  return false;
+}
+
+void Assembly::take(int rank, const Message& message, double now) {
+  switch (message.kind) {
+    case MessageKind::facts:
+      return take_facts(rank, message);
+    case MessageKind::call:
+      return take_call(rank, message, now);
+    case MessageKind::ping:
+      return;
+    case MessageKind::failed:
+      return end(Ending::peer,
+                 fmt::format("rank {} failed: {}", rank, message.fields.empty() ? "" : message.fields[0]));
+    case MessageKind::leave:
+      member(rank).left = true;
+      return end(Ending::left, fmt::format("rank {} has left", rank));
+    default:
+      return lose(rank, "it sent a message that is not a rank's");
+  }
+}
+
+void Assembly::take_facts(int rank, const Message& message) {
+  if (ended_) return;
+  if (member(rank).facts || message.fields.size() % 2 != 0) return lose(rank, "it sent a message that is out of place");
+  std::vector<Fact> facts;
+  for (std::size_t i = 0; i < message.fields.size(); i += 2)
+    facts.push_back({message.fields[i], message.fields[i + 1]});
+  member(rank).facts = std::move(facts);
+  if (!std::ranges::all_of(members_, [](const Member& each) { return each.facts.has_value(); })) return;
+  if (const std::string text = differences(); !text.empty()) {
+    return end(Ending::usage, text + "; start all ranks with the same program, options and kind of device");
+  }
+  started_ = true;
+  tell_all({.kind = MessageKind::start});
+}
+
+/// "ranks differ in version: '1' (rank 0, rank 2), '2' (rank 1)": the first fact in which they do; empty where all
+/// agree.
+std::string Assembly::differences() const {
+  std::vector<std::string> names;
+  for (const Member& each : members_) {
+    for (const Fact& fact : *each.facts) {
+      if (std::ranges::find(names, fact.name) == names.end()) names.push_back(fact.name);
+    }
+  }
+  for (const std::string& name : names) {
+    std::vector<std::string> values;
+    for (const Member& each : members_) {
+      const auto found = std::ranges::find(*each.facts, name, &Fact::name);
+      values.push_back(found == each.facts->end() ? "" : found->value);
+    }
+    if (std::ranges::count(values, values[0]) == count()) continue;
+    std::string text;
+    for (std::size_t i = 0; i < values.size(); ++i) {
+      if (std::ranges::find(values, values[i]) != values.begin() + static_cast<std::ptrdiff_t>(i)) continue;
+      text += fmt::format("{}'{}' ({})", text.empty() ? "" : ", ", shown(values[i]),
+                          ranks_where(count(), [&](std::size_t rank) { return values[rank] == values[i]; }));
+    }
+    return fmt::format("ranks differ in {}: {}", shown(name), text);
+  }
+  return "";
+}
+
+void Assembly::take_call(int rank, const Message& message, double now) {
+  if (ended_) return;
+  if (message.number >= meetings_.size() || message.fields.size() != 2 || message.fields[1].size() > value_limit) {
+    return lose(rank, "it sent a message that is out of place");
+  }
+  Meeting& meeting = meetings_[message.number];
+  auto& call = meeting.calls[static_cast<std::size_t>(rank)];
+  if (call || !started_) return lose(rank, "it sent a message that is out of place");
+  call = message.fields;
+  meeting.since = now;
+  if (++meeting.arrived == members_.size()) complete(meeting, message.number);
+}
+
+void Assembly::complete(Meeting& meeting, std::uint32_t number) {
+  std::string differing;
+  Message met{.kind = MessageKind::met, .number = number};
+  const std::string first = (*meeting.calls[0])[0];
+  for (std::size_t rank = 0; rank < meeting.calls.size(); ++rank) {
+    std::vector<std::string>& call = *meeting.calls[rank];
+    if (call[0] != first) differing += fmt::format(", rank {} calls {}", rank, call[0]);
+    met.fields.push_back(std::move(call[1]));
+    meeting.calls[rank].reset();
+  }
+  meeting.arrived = 0;
+  if (differing.empty()) return tell_all(met);
+  end(Ending::misuse, fmt::format("ranks of a group differ in what they call: rank 0 calls {}{}", first, differing));
+}
+
+void Assembly::lose(int rank, const std::string& why) {
+  if (member(rank).left) return;
+  member(rank).left = true;
+  end(Ending::peer, fmt::format("rank {} at {} is lost: {}", rank, member(rank).from, why));
+}
+
+void Assembly::look(double now, int refused) {
+  if (ended_) return;
+  if (!started_ && now - began_ > limits_.join_seconds) {
+    const std::string missing = ranks_where(count(), [&](std::size_t rank) { return !members_[rank].facts; });
+    const std::string strangers =
+        refused == 0 ? "" : fmt::format(" ({} connections had another secret, and were refused)", refused);
+    return end(Ending::device, fmt::format("{} did not come within {:.0f} s{}; start one process for each rank, with "
+                                           "one address and secret",
+                                           missing, limits_.join_seconds, strangers));
+  }
+  for (const Meeting& meeting : meetings_) {
+    if (meeting.arrived == 0 || now - meeting.since <= limits_.stall_seconds) continue;
+    const auto here = std::ranges::find_if(meeting.calls, [](const auto& call) { return call.has_value(); });
+    const std::string name = (**here)[0].substr(0, (**here)[0].find(' '));
+    return end(
+        Ending::stalled,
+        fmt::format("waiting for {} of the group made no progress for {:.0f} s: {} does no more", name,
+                    now - meeting.since, ranks_where(count(), [&](std::size_t rank) { return !meeting.calls[rank]; })));
+  }
+}
+
+// A group that one rank has left may still move bytes for calls to which all had come: whoever waits for these is to
+// know of a failure.
+void Assembly::end(Ending ending, const std::string& reason) {
+  const bool only_left = ended_ && static_cast<Ending>(ended_->number) == Ending::left;
+  if (ended_ && (!only_left || ending == Ending::left)) return;
+  ended_ = Message{.kind = MessageKind::ended, .number = static_cast<std::uint32_t>(ending), .fields = {reason}};
+  tell_all(*ended_);
+}
+
+void Assembly::tell_all(const Message& message) {
+  for (int rank = 0; rank < count(); ++rank) {
+    if (!member(rank).left) send_(rank, message);
+  }
+}
+
+}  // namespace tandem

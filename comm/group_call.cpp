@@ -1,0 +1,39 @@
+#include "comm/group_call.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "core/base/error.hpp"
+
+namespace tandem {
+
+std::string text_of_call(std::string_view name, std::span<const ByteRange> parts) {
+  std::string all;
+  for (const ByteRange& part : parts) all += fmt::format(" [{}, {})", part.begin, part.end);
+  return fmt::format("{} of bytes{}", name, all);
+}
+
+std::string text_of_broadcast(int root, std::size_t bytes) {
+  return fmt::format("broadcast of {} bytes from rank {}", bytes, root);
+}
+
+void require_parts(std::span<const ByteRange> parts, int count) {
+  if (parts.size() != static_cast<std::size_t>(count)) {
+    throw MisuseError(fmt::format("{} parts are given to a group of {}", parts.size(), count));
+  }
+  for (std::size_t i = 0; i < parts.size(); ++i) {
+    if (parts[i].begin > parts[i].end) throw MisuseError(fmt::format("part {} ends before it begins", i));
+    for (std::size_t k = 0; k < i; ++k) {
+      if (std::max(parts[i].begin, parts[k].begin) < std::min(parts[i].end, parts[k].end)) {
+        throw MisuseError(fmt::format("parts {} and {} overlap", k, i));
+      }
+    }
+  }
+}
+
+void require_root(int root, int count) {
+  if (root < 0 || root >= count) throw MisuseError(fmt::format("there is no rank {} to broadcast", root));
+}
+
+}  // namespace tandem

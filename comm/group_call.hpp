@@ -1,0 +1,21 @@
+#pragma once
+// Calls of a group as ranks compare them: checked, and in words that are equal where the calls agree.
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "core/device/group.hpp"
+
+namespace tandem {
+
+/// "all_gather of bytes [0, 10) [10, 20)".
+std::string text_of_call(std::string_view name, std::span<const ByteRange> parts);
+/// "broadcast of 10 bytes from rank 1".
+std::string text_of_broadcast(int root, std::size_t bytes);
+
+/// Throws MisuseError unless there is a part for each of `count` ranks, none ends before it begins, and none overlap.
+void require_parts(std::span<const ByteRange> parts, int count);
+/// Throws MisuseError where there is no such rank.
+void require_root(int root, int count);
+
+}  // namespace tandem

@@ -1,0 +1,114 @@
+#include "comm/process_group.hpp"
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <thread>
+#include <utility>
+
+#include "comm/group_call.hpp"
+#include "core/base/error.hpp"
+
+namespace tandem {
+namespace {
+
+/// Time for the rendezvous to tell which rank has ended, when a transport has seen a connection end first.
+constexpr std::chrono::milliseconds until_named(2000);
+
+class ProcessGroup final : public Group {
+ public:
+  ProcessGroup(std::unique_ptr<Rendezvous> rendezvous, std::unique_ptr<PeerTransport> transport, Device& device)
+      : rendezvous_(std::move(rendezvous)), transport_(std::move(transport)), device_(device) {
+    rendezvous_->when_broken([this] { transport_->stop(); });
+  }
+  ~ProcessGroup() override {
+    rendezvous_->when_broken(nullptr);
+    rendezvous_->leave();
+  }
+  ProcessGroup(const ProcessGroup&) = delete;
+  ProcessGroup& operator=(const ProcessGroup&) = delete;
+
+  Rank rank() const noexcept override { return rendezvous_->rank(); }
+  void all_gather(std::byte* buffer, std::span<const ByteRange> parts, StreamView stream) override {
+    move("all_gather", parts, stream, [&] { transport_->all_gather(buffer, parts, stream); });
+  }
+  void all_to_all(const std::byte* from, std::span<const ByteRange> parts, std::byte* to, StreamView stream) override {
+    move("all_to_all", parts, stream, [&] { transport_->all_to_all(from, parts, to, stream); });
+  }
+  void broadcast(Channel channel, int root, std::span<std::byte> bytes) override;
+  void fail(std::exception_ptr error) noexcept override { rendezvous_->fail(error); }
+  void leave() noexcept override { rendezvous_->leave(); }
+
+ private:
+  template <class Body>
+  void or_fail(const Body& body);
+  template <class Body>
+  void move(std::string_view name, std::span<const ByteRange> parts, StreamView stream, const Body& body);
+  std::exception_ptr cause() const;
+
+  const std::unique_ptr<Rendezvous> rendezvous_;
+  const std::unique_ptr<PeerTransport> transport_;
+  Device& device_;
+};
+
+/// Runs `body`; an exception of it ends the calls of the other ranks, who would wait for this one, and is rethrown.
+template <class Body>
+void ProcessGroup::or_fail(const Body& body) {
+  try {
+    body();
+  } catch (...) {
+    fail(std::current_exception());
+    throw;
+  }
+}
+
+template <class Body>
+void ProcessGroup::move(std::string_view name, std::span<const ByteRange> parts, StreamView stream, const Body& body) {
+  or_fail([&] {
+    device_.require_own(stream);
+    require_parts(parts, rank().count);
+    rendezvous_->meet(Rendezvous::of_devices, text_of_call(name, parts), "");
+    try {
+      body();
+    } catch (const PeerError&) {
+      if (const std::exception_ptr named = cause()) std::rethrow_exception(named);
+      throw;
+    }
+  });
+}
+
+/// Error that has ended the group, once a transport has seen another rank's end; null where none is told of.
+std::exception_ptr ProcessGroup::cause() const {
+  const auto limit = std::chrono::steady_clock::now() + until_named;
+  while (!rendezvous_->failure() && std::chrono::steady_clock::now() < limit) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  }
+  return rendezvous_->failure();
+}
+
+void ProcessGroup::broadcast(Channel channel, int root, std::span<std::byte> bytes) {
+  or_fail([&] {
+    require_root(root, rank().count);
+    const std::string call = text_of_broadcast(root, bytes.size());
+    std::size_t done = 0;
+    do {
+      const std::size_t size = std::min(value_limit, bytes.size() - done);
+      std::string value;
+      if (rank().index == root) value.assign(reinterpret_cast<const char*>(bytes.data()) + done, size);
+      const auto values = rendezvous_->meet(static_cast<std::size_t>(channel), call, std::move(value));
+      const std::string& sent = values[static_cast<std::size_t>(root)];
+      if (sent.size() != size) throw DeviceError("a broadcast between ranks brought another number of bytes");
+      if (size > 0) std::memcpy(bytes.data() + done, sent.data(), size);
+      done += size;
+    } while (done < bytes.size());
+  });
+}
+
+}  // namespace
+
+std::unique_ptr<Group> make_process_group(std::unique_ptr<Rendezvous> rendezvous,
+                                          std::unique_ptr<PeerTransport> transport, Device& device) {
+  return std::make_unique<ProcessGroup>(std::move(rendezvous), std::move(transport), device);
+}
+
+}  // namespace tandem

@@ -1,0 +1,275 @@
+"""Adapters: read and written as PEFT has them, trained, killed, resumed and merged; and what is refused.
+
+The adapters and the losses that they must give are PEFT's own, out of tests/models/fixtures."""
+import json
+import math
+import pathlib
+import struct
+import sys
+import unittest
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
+from program import SMALL, ProgramTest, main  # noqa: E402
+
+FIXTURES = pathlib.Path(__file__).parents[2] / "models" / "fixtures"
+HOST = ["--device", "host", "--threads", "1"]
+BARE = ["gpt2", "llama3", "qwen3", "gemma3", "qwen3_moe"]
+
+
+def read_safetensors(path):
+    """(dtype, shape, bytes) by name, and the metadata."""
+    content = path.read_bytes()
+    (length,) = struct.unpack("<Q", content[:8])
+    header, data = json.loads(content[8:8 + length]), content[8 + length:]
+    metadata = header.pop("__metadata__", {})
+    return {n: (t["dtype"], t["shape"], data[slice(*t["data_offsets"])]) for n, t in header.items()}, metadata
+
+
+def write_safetensors(path, tensors):
+    header, data = {}, b""
+    for name, (dtype, shape, content) in tensors.items():
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [len(data), len(data) + len(content)]}
+        data += content
+    text = json.dumps(header).encode()
+    path.write_bytes(struct.pack("<Q", len(text)) + text + data)
+
+
+def floats(tensor):
+    dtype, _, content = tensor
+    if dtype == "BF16":
+        content = b"".join(b"\0\0" + content[i:i + 2] for i in range(0, len(content), 2))
+    return struct.unpack(f"<{len(content) // 4}f", content)
+
+
+class AdapterTest(ProgramTest):
+    def base(self, name="llama3"):
+        """The model of a fixture, and what its adapter's fixture says."""
+        tensors, metadata = read_safetensors(FIXTURES / f"{name}.safetensors")
+        folder = self.root / name
+        folder.mkdir()
+        (folder / "config.json").write_text(metadata["config"])
+        names = [n for n in tensors if f"grad.{n}" in tensors]
+        write_safetensors(folder / "model.safetensors", {n: tensors[n] for n in names})
+        return folder
+
+    def adapter(self, name="llama3", folder=None, **changes):
+        """PEFT's adapter for it. `changes` of adapter_config.json."""
+        tensors, metadata = read_safetensors(FIXTURES / "lora" / f"{name}.safetensors")
+        folder = folder or self.root / f"{name}-adapter"
+        folder.mkdir(exist_ok=True)
+        (folder / "adapter_config.json").write_text(json.dumps({**json.loads(metadata["adapter"]), **changes}))
+        write_safetensors(folder / "adapter_model.safetensors",
+                          {n: t for n, t in tensors.items() if n.startswith("base_model.")})
+        return folder
+
+    def stream(self, name="llama3"):
+        """Flags for the text of a fixture, and its losses with and without the adapter."""
+        tensors, _ = read_safetensors(FIXTURES / "lora" / f"{name}.safetensors")
+        ids = struct.unpack(f"<{tensors['stream'][1][0]}i", tensors["stream"][2])
+        path = self.file(f"{name}.bin", struct.pack(f"<{len(ids)}H", *ids))
+        return ["--data", path, "--seq-len", tensors["tokens"][1][1]], struct.unpack("<2d", tensors["stream.losses"][2])
+
+    def loss(self, *arguments):
+        return json.loads(self.succeed(self.run_program("eval", *arguments, *HOST, "--json")).stdout)["loss"]
+
+    def train_ids(self, *arguments):
+        flags, _ = self.stream()
+        return self.run_program("train", *flags, *HOST, *arguments)
+
+
+class Peft(AdapterTest):
+    def test_losses_are_those_of_peft(self):
+        for name in BARE:
+            with self.subTest(name):
+                base, adapter = self.base(name), self.adapter(name)
+                data, (expected, without) = self.stream(name)
+                loss = self.loss("--model", base, "--adapter", adapter, *data)
+                self.assertLess(abs(loss / expected - 1), 1e-5)
+                self.assertLess(abs(self.loss("--model", base, *data) / without - 1), 1e-5)
+                self.assertGreater(abs(without / expected - 1), 1e-3, "the adapter does too little to show anything")
+
+    def test_what_is_taken_in_comes_out(self):
+        for name in BARE:
+            with self.subTest(name):
+                base, adapter, out = self.base(name), self.adapter(name), self.root / f"{name}-run"
+                data, (expected, _) = self.stream(name)
+                self.succeed(self.run_program("train", "--model", base, "--adapter", adapter, *data, *HOST, "--steps", "1",
+                                              "--lr", "0", "--out", out))
+                exported = self.root / f"{name}-exported"
+                self.succeed(self.run_program("export", out, "--to", exported, "--dtype", "fp32"))
+                theirs, ours = (read_safetensors(f / "adapter_model.safetensors")[0] for f in (adapter, exported))
+                self.assertEqual(ours, theirs)
+                before, after = (json.loads((f / "adapter_config.json").read_text()) for f in (adapter, exported))
+                for key in ("r", "lora_alpha", "use_rslora", "bias", "peft_type", "fan_in_fan_out", "modules_to_save"):
+                    self.assertEqual(after[key], before[key], key)
+                self.assertEqual(after["base_model_name_or_path"], str(base))
+                summary = self.summary(out)
+                self.assertEqual((summary["lora"]["rank"], summary["lora"]["alpha"]), (before["r"], before["lora_alpha"]))
+                self.assertEqual(summary["base_format"], "bf16")
+                for model in ([out], [exported], [base, "--adapter", out], [base, "--adapter", exported]):
+                    self.assertLess(abs(self.loss("--model", *model, *data) / expected - 1), 1e-5)
+                merged = self.root / f"{name}-merged"
+                self.succeed(self.run_program("export", out, "--merged", "--to", merged, "--dtype", "fp32"))
+                self.assertFalse((merged / "adapter_config.json").exists())
+                tensors, _ = read_safetensors(merged / "model.safetensors")
+                self.check_sum(name, tensors)
+
+    def check_sum(self, name, merged):
+        """W + scale B A of one layer, by hand."""
+        base, _ = read_safetensors(FIXTURES / f"{name}.safetensors")
+        adapter, metadata = read_safetensors(FIXTURES / "lora" / f"{name}.safetensors")
+        config = json.loads(metadata["adapter"])
+        scale = config["lora_alpha"] / (math.sqrt(config["r"]) if config["use_rslora"] else config["r"])
+        a_name = next(n for n in adapter if n.startswith("base_model.") and n.endswith("lora_A.weight"))
+        weight = a_name.removeprefix("base_model.model.").replace("lora_A.weight", "weight")
+        a, b = floats(adapter[a_name]), floats(adapter[a_name.replace("lora_A", "lora_B")])
+        rank, inputs = adapter[a_name][1]
+        before, after, (rows, columns) = floats(base[weight]), floats(merged[weight]), base[weight][1]
+        for row in range(rows):
+            for column in range(columns):
+                o, i = (column, row) if name == "gpt2" else (row, column)
+                added = scale * sum(b[o * rank + k] * a[k * inputs + i] for k in range(rank))
+                at = row * columns + column
+                self.assertAlmostEqual(after[at], before[at] + added, delta=1e-5)
+
+    def test_a_folder_with_base_and_adapter(self):
+        base = self.base()
+        data, (expected, without) = self.stream()
+        self.adapter(folder=base)
+        self.assertLess(abs(self.loss("--model", base, *data) / expected - 1), 1e-5)
+        self.refused(self.run_program("eval", "--model", base, "--adapter", base, *data), 2, "adapter of its own")
+        alone = self.adapter(base_model_name_or_path=str(base))
+        self.refused(self.run_program("export", alone, "--to", self.root / "x"), 2, "--merged")
+        (base / "adapter_config.json").unlink()
+        self.refused(self.run_program("eval", "--model", base, *data), 2, "adapter_config.json")
+        (base / "adapter_model.safetensors").unlink()
+        self.assertLess(abs(self.loss("--model", alone, *data) / expected - 1), 1e-5)
+        self.assertLess(abs(self.loss("--model", base, *data) / without - 1), 1e-5)
+
+    def test_what_is_not_done_is_refused_by_name(self):
+        base = self.base()
+        data, _ = self.stream()
+        for changes, words in [({"use_dora": True}, ["use_dora"]), ({"peft_type": "IA3"}, ["IA3"]),
+                               ({"bias": "all"}, ["bias"]), ({"rank_pattern": {"q_proj": 2}}, ["rank_pattern"]),
+                               ({"alpha_pattern": {"q_proj": 2}}, ["alpha_pattern"]),
+                               ({"layers_to_transform": [1]}, ["layers_to_transform"]),
+                               ({"target_parameters": ["x"]}, ["target_parameters"]),
+                               ({"init_lora_weights": "pissa"}, ["pissa"]), ({"some_new_field": 3}, ["some_new_field"]),
+                               ({"target_modules": ["embed_tokens"]}, ["embed_tokens", "no linear layer"]),
+                               ({"target_modules": ["q_prj"]}, ["q_prj", "q_proj"]), ({"r": 0}, ["rank"]),
+                               ({"target_modules": None}, ["target_modules"])]:
+            with self.subTest(changes):
+                adapter = self.adapter(**changes)
+                self.refused(self.run_program("eval", "--model", base, "--adapter", adapter, *data), 2, *words)
+
+    def test_an_adapter_of_another_base(self):
+        base = self.base("qwen3")
+        data, _ = self.stream("qwen3")
+        adapter = self.adapter()
+        self.refused(self.run_program("eval", "--model", base, "--adapter", adapter, *data), 4, "misshapen", "lora_A")
+        self.adapter(target_modules=["q_proj"])
+        self.refused(self.run_program("eval", "--model", self.base(), "--adapter", adapter, *data), 4, "unexpected")
+        for missing in ("adapter_config.json", "adapter_model.safetensors"):
+            self.adapter()
+            (adapter / missing).unlink()
+            self.refused(self.run_program("eval", "--model", base, "--adapter", adapter, *data), 2, missing)
+
+
+class Runs(AdapterTest):
+    LORA = ["--lora-rank", "4", "--lora-targets", "q_proj,v_proj,down_proj", "--lr", "1e-2"]
+
+    def test_only_adapters_are_saved_and_any_way_gives_the_same_state(self):
+        base, out, other = self.base(), self.root / "out", self.root / "other"
+        self.succeed(self.train_ids("--model", base, *self.LORA, "--steps", "6", "--out", out))
+        stored, _ = read_safetensors(out / "checkpoints" / "step-00000006" / "state.safetensors")
+        self.assertEqual(len(stored), 3 * 2 * 3 * 2)  # master, m and v of A and B of three layers in two blocks
+        self.assertTrue(all("lora_" in name for name in stored), stored.keys())
+        digest = self.summary(out)["state_digest"]
+        self.assertEqual(self.run_program("digest", out).stdout.strip(), digest)
+        self.assertEqual(self.summary(out)["lora"],
+                         {"rank": 4, "alpha": 8.0, "targets": ["down_proj", "q_proj", "v_proj"]})
+        self.succeed(self.train_ids("--model", base, *self.LORA, "--steps", "6", "--out", other, "--policy", "stream",
+                                    "--checkpoint-every", "2", "--keep", "0"))
+        self.assertEqual(self.summary(other)["state_digest"], digest)
+        again = self.root / "again"
+        self.succeed(self.train_ids("--model", base, *self.LORA, "--steps", "6", "--out", again, "--resume",
+                                    other / "checkpoints" / "step-00000002"))
+        self.assertEqual(self.summary(again)["state_digest"], digest)
+        self.assertEqual(self.summary(again)["resumed_from_step"], 2)
+        first, last = (self.summary(out)[key] for key in ("first_loss", "final_loss"))
+        self.assertLess(last, first)
+
+    def test_another_base_is_refused_by_name(self):
+        base, out = self.base(), self.root / "out"
+        self.succeed(self.train_ids("--model", base, *self.LORA, "--steps", "1", "--out", out))
+        tensors, _ = read_safetensors(base / "model.safetensors")
+        name = "model.layers.1.mlp.up_proj.weight"
+        dtype, shape, content = tensors[name]
+        write_safetensors(base / "model.safetensors",
+                          {**tensors, name: (dtype, shape, bytes([content[0] ^ 1]) + content[1:])})
+        changed = "block.1.mlp.up_proj.weight"
+        self.refused(self.train_ids("--resume", out, "--steps", "2"), 4, changed, "base has changed")
+        data, _ = self.stream()
+        self.refused(self.run_program("eval", "--model", out, *data, *HOST), 4, changed)
+        self.refused(self.run_program("export", out, "--merged", "--to", self.root / "merged"), 4, changed)
+        self.assertFalse((self.root / "merged").exists())
+        self.succeed(self.run_program("export", out, "--to", self.root / "adapter"))
+        (base / "model.safetensors").unlink()
+        base.rename(self.root / "moved")
+        self.refused(self.run_program("eval", "--model", out, *data, *HOST), 2, str(base), "--adapter")
+
+    def test_resuming_with_other_adapters_is_refused(self):
+        base, out = self.base(), self.root / "out"
+        self.succeed(self.train_ids("--model", base, *self.LORA, "--steps", "1", "--out", out))
+        for flags, words in [(["--lora-rank", "3"], ["--lora-rank 4"]), (["--lora-alpha", "3"], ["--lora-alpha"]),
+                             (["--lora-rslora"], ["--lora-rslora"]), (["--lora-targets", "q_proj"], ["parameters"])]:
+            self.refused(self.train_ids("--resume", out, "--steps", "2", *flags), 4, *words)
+
+    def test_going_on_from_an_adapter(self):
+        base, adapter, out = self.base(), self.adapter(), self.root / "out"
+        for flags, words in [(["--lora-rank", "7"], ["--lora-rank 7", "5"]), (["--lora-alpha", "1"], ["7"]),
+                             (["--lora-targets", "q_proj"], ["--lora-targets"]), (["--lora-rslora"], ["--lora-rslora"]),
+                             (["--lora-modules-to-save", "lm_head"], ["lm_head,norm"])]:
+            self.refused(self.train_ids("--model", base, "--adapter", adapter, *flags, "--steps", "1"), 2, *words)
+        self.succeed(self.train_ids("--model", base, "--adapter", adapter, "--lora-rank", "5", "--steps", "1", "--out", out))
+        (adapter / "adapter_model.safetensors").unlink()  # its values are the run's by now
+        self.succeed(self.train_ids("--resume", out, "--steps", "2"))
+        trained, _ = read_safetensors(out / "checkpoints" / "step-00000002" / "state.safetensors")
+        self.assertIn("master.head.lm_head", trained)
+        self.assertNotIn("master.embedding.tokens", trained)
+
+    def test_flags_that_make_no_sense(self):
+        for flags, words in [(["--lora-alpha", "3"], ["--lora-alpha", "--lora-rank"]),
+                             (["--lora-targets", "q_proj"], ["--lora-targets", "--lora-rank"]),
+                             (["--lora-rank", "0"], ["--lora-rank"]), (["--lora-rank", "999"], ["--lora-rank 999"]),
+                             (["--lora-rank", "2", "--lora-targets", "c_atn"], ["c_atn", "perhaps c_attn"]),
+                             (["--lora-rank", "2", "--lora-targets", "wte"], ["wte", "--lora-modules-to-save"]),
+                             (["--lora-rank", "2", "--lora-targets", "attn.*"], ["attn.*", "transformer.h."]),
+                             (["--lora-rank", "2", "--lora-targets", "(c_attn"], ["--lora-targets"]),
+                             (["--lora-rank", "2", "--lora-targets", ".*c_attn", "--freeze", "wte"], ["--freeze"]),
+                             (["--lora-rank", "2", "--lora-modules-to-save", "hed"], ["hed"]),
+                             (["--lora-rank", "2", "--lora-dropout", "1"], ["--lora-dropout"]),
+                             (["--base", "nf4"], ["--base", "--lora-rank"]), (["--base", "nf3"], ["nf4-double"]),
+                             (["--adapter", self.root / "none"], ["--adapter", "no such folder"])]:
+            with self.subTest(flags):
+                out = self.root / "out"
+                self.refused(self.train("--steps", "1", "--out", out, *flags), 2, *words)
+                self.assertFalse(out.exists())
+
+    def test_plan_and_bench_take_the_same_flags(self):
+        lora = ["--lora-rank", "4", "--lora-targets", r".*\.0\.attn\.c_attn"]
+        plans = [json.loads(self.succeed(self.run_program("plan", "--model", "tiny-gpt2", *SMALL, *flags, "--json")).stdout)
+                 for flags in ([], lora)]
+        self.assertLess(plans[1]["host_bytes"] + plans[1]["device_bytes"], plans[0]["host_bytes"] + plans[0]["device_bytes"])
+        self.succeed(self.run_program("bench", "--model", "tiny-gpt2", *SMALL, *lora, "--steps", "1", "--policies", "host",
+                                      "stream"))
+
+    def test_a_checkpoint_of_adapters_is_no_state_of_the_whole_model(self):
+        out = self.root / "out"
+        self.succeed(self.train("--steps", "1", "--out", out, "--lora-rank", "2"))
+        self.refused(self.train("--steps", "2", "--out", self.root / "o", "--resume",
+                                out / "checkpoints" / "step-00000001"), 4, "adapters")
+
+
+if __name__ == "__main__":
+    main()

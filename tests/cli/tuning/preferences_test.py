@@ -1,0 +1,216 @@
+"""Direct preference optimization by the program: it learns, one digest whatever the settings, a run that was killed goes on with
+the reference that it kept, scores beside the data are the reference, and what does not fit together is refused in a line."""
+import json
+import math
+import pathlib
+import random
+import shutil
+import signal
+import struct
+import sys
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
+from program import ProgramTest, main, wait_for  # noqa: E402
+
+ROW = 17
+WORK = ["--model", "tiny-gpt2", "--device", "host", "--threads", "1", "--update-threads", "1", "--objective", "dpo", "--micro-batch", "2",
+        "--grad-accum", "2", "--lr", "1e-3"]
+FIGURES = ["reward_margin", "reward_accuracy"]
+
+
+def rows_of(pairs, seed):
+    """Rows and masks: prompts of any letters; of the answers the chosen one rises, and the rejected one falls."""
+    draw = random.Random(seed)
+    ids, mask = [], []
+    for _ in range(pairs):
+        prompt = [draw.randrange(97, 123) for _ in range(draw.randrange(3, 7))]
+        for step in (1, -1):
+            first = draw.randrange(105, 115)
+            answer = [first + step * i for i in range(draw.randrange(4, 9))]
+            padding = ROW - len(prompt) - len(answer)
+            ids += prompt + answer + [0] * padding
+            mask += [0] * len(prompt) + [1] * len(answer) + [0] * padding
+    return ids, mask
+
+
+class Preferences(ProgramTest):
+    def setUp(self):
+        super().setUp()
+        self.data, self.held = self.pairs("train", 24, 1), self.pairs("held", 5, 2)
+
+    def pairs(self, name, count, seed, pairs=True):
+        ids, mask = rows_of(count, seed)
+        self.file(f"{name}.mask.bin", bytes(mask))
+        self.file(f"{name}.json", json.dumps({"dtype": "uint16", "layout": "rows", "row_length": ROW, "pairs": pairs}))
+        return self.file(f"{name}.bin", struct.pack(f"<{len(ids)}H", *ids))
+
+    def dpo(self, out, *arguments, data=None):
+        return self.run_program("train", *WORK, "--data", data or self.data, *(["--out", out] if out else []), *arguments)
+
+    def scores(self, file):
+        """Log-probabilities in a safetensors file, and its metadata."""
+        content = file.read_bytes()
+        (length,) = struct.unpack("<Q", content[:8])
+        header = json.loads(content[8:8 + length])
+        begin, end = header["log_probabilities"]["data_offsets"]
+        values = content[8 + length:][begin:end]
+        return struct.unpack(f"<{len(values) // 4}f", values), header["__metadata__"]
+
+    def test_what_is_preferred_is_learnt(self):
+        out = self.root / "run"
+        result = self.succeed(self.dpo(out, "--steps", "30", "--eval-data", self.held, "--eval-every", "10"))
+        self.assertIn("reference: log-probabilities of the 48 records of --data", result.stdout)
+        self.assertIn("reference: about ", result.stdout)
+        self.assertIn("margin 0.0000 right 0%", result.stdout)
+        metrics = self.metrics(out)
+        self.assertEqual([metrics[0][key] for key in ("loss", *FIGURES)], [struct.unpack("f", struct.pack("f", math.log(2)))[0], 0, 0])
+        self.assertLess(metrics[-1]["loss"], 0.2)
+        self.assertGreater(metrics[-1]["reward_margin"], 1.5)
+        self.assertEqual(metrics[-1]["reward_accuracy"], 1)
+        self.assertLess(metrics[-1]["eval_loss"], 0.4)
+        self.assertEqual(metrics[-1]["eval_reward_accuracy"], 1)
+        self.assertIn(f"right 100% after step 30", result.stdout)
+        summary = self.summary(out)
+        self.assertEqual(summary["objective"], "dpo")
+        for key in FIGURES:
+            self.assertEqual(summary[key], metrics[-1][key])
+            self.assertEqual(summary[f"eval_{key}"], metrics[-1][f"eval_{key}"])
+        # An epoch is each pair once, and tokens are those of both answers.
+        self.succeed(self.dpo(self.root / "epoch", "--epochs", "1"))
+        self.assertEqual((self.summary(self.root / "epoch")["steps"], self.summary(self.root / "epoch")["tokens"]),
+                         (12, sum(rows_of(24, 1)[1])))
+
+    def test_one_digest_whatever_the_settings(self):
+        digests = set()
+        for number, flags in enumerate([
+                ["--policy", "device"], ["--policy", "host", "--recompute", "block"],
+                ["--policy", "static:0.5", "--resident-layers", "0", "--prefetch-layers", "1", "--subgroup-size", "4097"],
+                ["--policy", "interleave:2", "--accumulation-order", "layer", "--recompute", "selective"],
+                ["--policy", "stream", "--accumulation-order", "micro-batch", "--speculate", "on"]]):
+            out = self.root / f"run{number}"
+            self.succeed(self.dpo(out, "--steps", "3", *flags))
+            digests.add(self.summary(out)["state_digest"])
+        self.assertEqual(len(digests), 1, digests)
+        for flags in (["--dpo-beta", "0.11"], ["--seed", "7"]):
+            self.succeed(self.dpo(self.root / flags[0], "--steps", "3", *flags))
+            self.assertNotIn(self.summary(self.root / flags[0])["state_digest"], digests)
+
+    def test_two_devices_have_the_bits_of_one(self):
+        digests = []
+        for number, devices in enumerate(("host", "host,host")):
+            out = self.root / f"run{number}"
+            self.succeed(self.dpo(out, "--steps", "3", "--eval-data", self.held, "--device", devices))
+            digests.append([self.summary(out)[key] for key in ("state_digest", "eval_loss", "eval_reward_margin")])
+        self.assertEqual(*digests)
+
+    def test_a_killed_run_goes_on_with_its_reference(self):
+        whole = self.root / "whole"
+        more = ["--steps", "8", "--eval-data", self.held, "--checkpoint-every", "1"]
+        self.succeed(self.dpo(whole, *more))
+        out = self.root / "out"
+        process = self.start_dpo(out, *more)
+        wait_for(lambda: list(out.glob("checkpoints/step-????????/manifest.json")))
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        kept = {name: (out / name).read_bytes() for name in ("reference.safetensors", "reference-eval.safetensors")}
+        result = self.succeed(self.dpo(out, *more, "--resume"))
+        self.assertIn("resumed from", result.stdout)
+        self.assertNotIn("reference: log-probabilities", result.stdout)
+        for name, content in kept.items():
+            self.assertEqual((out / name).read_bytes(), content)
+            self.assertEqual((whole / name).read_bytes(), content)
+        self.assertEqual([m["loss"] for m in self.metrics(out)], [m["loss"] for m in self.metrics(whole)])
+        for key in ("state_digest", "eval_loss", "reward_margin", "eval_reward_margin"):
+            self.assertEqual(self.summary(out)[key], self.summary(whole)[key], key)
+        # A checkpoint that goes on in another folder takes the reference along.
+        other = self.root / "other"
+        self.succeed(self.dpo(other, *more, "--steps", "9", "--resume", out / "checkpoints" / "step-00000008"))
+        self.assertEqual((other / "reference.safetensors").read_bytes(), kept["reference.safetensors"])
+        (out / "reference.safetensors").unlink()
+        self.refused(self.dpo(out, *more, "--steps", "9", "--resume"), 4, "the reference of --data", "is missing", "put it back")
+        shutil.copy(out / "reference-eval.safetensors", out / "reference.safetensors")
+        self.refused(self.dpo(out, *more, "--steps", "9", "--resume"), 4, "is of other data")
+
+    def start_dpo(self, out, *arguments):
+        import subprocess
+        from program import PROGRAM
+        process = subprocess.Popen([PROGRAM, "train", *WORK, "--data", str(self.data), "--out", str(out), *map(str, arguments)],
+                                   stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=self.environment())
+        self.addCleanup(process.wait)
+        self.addCleanup(process.kill)
+        return process
+
+    def test_scores_beside_the_data_are_the_reference(self):
+        model = self.root / "model"
+        self.succeed(self.dpo(self.root / "first", "--steps", "2"))
+        self.succeed(self.run_program("export", self.root / "first", "--to", model, "--dtype", "fp32"))
+        work = ["--model", model, "--steps", "2"]
+        computed = self.succeed(self.dpo(self.root / "computed", *work))
+        self.assertIn("log-probabilities of the 48 records", computed.stdout)
+        scored = self.succeed(self.run_program("score", model, "--data", self.data, "--micro-batch", "2", *WORK[2:6], "--text"))
+        values, facts = self.scores(self.root / "train.scores.safetensors")
+        self.assertEqual((values, facts), self.scores(self.root / "computed" / "reference.safetensors"))
+        lines = [line.split() for line in scored.stdout.splitlines()]
+        mask = rows_of(24, 1)[1]
+        self.assertEqual(lines[0], ["record", "targets", "log_probability"])
+        self.assertEqual([int(line[1]) for line in lines[1:]], [sum(mask[i:i + ROW]) for i in range(0, len(mask), ROW)])
+        for line, value in zip(lines[1:], values, strict=True):
+            self.assertAlmostEqual(float(line[2]), value, places=3)
+        # The same number as eval's, of the same targets.
+        answer = json.loads(self.succeed(self.run_program("score", model, "--data", self.data, *WORK[2:6], "--json", "--out",
+                                                                self.root / "s")).stdout)
+        self.pairs("train", 24, 1, pairs=False)
+        loss = json.loads(self.succeed(self.run_program("eval", "--model", model, "--data", self.data, *WORK[2:6], "--json")).stdout)
+        self.assertEqual((answer["records"], answer["tokens"]), (48, loss["tokens"]))
+        self.assertAlmostEqual(-answer["log_probability"] / answer["tokens"], loss["loss"], places=5)
+        self.pairs("train", 24, 1)
+        result = self.succeed(self.dpo(self.root / "found", *work))
+        self.assertIn("from " + str(self.root / "train.scores.safetensors"), result.stdout)
+        self.assertEqual(self.summary(self.root / "found")["state_digest"], self.summary(self.root / "computed")["state_digest"])
+        # Those of other weights are not taken, and in a folder none are data.
+        result = self.succeed(self.dpo(self.root / "others", "--steps", "2"))
+        self.assertIn("of other weights", result.stderr)
+        self.assertEqual(self.summary(self.root / "others")["state_digest"], self.summary(self.root / "first")["state_digest"])
+        folder = self.root / "folder"
+        folder.mkdir()
+        for path in self.root.glob("train.*"):
+            shutil.copy(path, folder)
+        self.succeed(self.dpo(self.root / "of-folder", "--steps", "1", data=folder))
+
+    def test_what_does_not_go_together_is_refused(self):
+        plain = self.pairs("plain", 3, 3, pairs=False)
+        run = ["--steps", "1"]
+        self.refused(self.dpo(None, *run, "--micro-batch", "3"), 2, "--micro-batch 3", "pairs", "--micro-batch 2")
+        self.refused(self.dpo(None, *run, "--dpo-beta", "0"), 2, "--dpo-beta: '0'", "above 0")
+        self.refused(self.dpo(None, *run, "--objective", "kto"), 2, "--objective: 'kto'", "use lm, dpo")
+        self.refused(self.dpo(None, *run, data=plain), 4, "--data", "no pairs of answers", "leave out --objective dpo")
+        self.refused(self.dpo(None, *run, data=self.text), 4, "no pairs of answers")
+        self.refused(self.dpo(None, *run, "--eval-data", plain), 4, "--eval-data", "no pairs")
+        self.refused(self.run_program("train", *WORK, "--mix", f"{self.data}=1,{self.held}=1", *run), 2, "--mix", "one source of pairs")
+        self.refused(self.dpo(None, *run, "--objective", "lm"), 4, "--data", "pairs of answers", "--objective dpo")
+        self.refused(self.run_program("train", *WORK[:6], "--data", self.text, "--eval-data", self.held, "--seq-len", "16", *run), 4,
+                     "--eval-data", "--objective dpo")
+        out = self.root / "run"
+        self.succeed(self.dpo(out, *run))
+        self.refused(self.run_program("eval", "--model", out, "--data", self.data), 4, "pairs of answers", "tandem score")
+        self.file("stream.json", '{"dtype": "uint16"}')
+        stream = self.file("stream.bin", bytes(200))
+        self.refused(self.run_program("score", out, "--data", stream), 4, "no rows of their own", "--layout rows")
+        self.refused(self.run_program("score", out, "--data", self.data, self.held), 2, "--out", "scores.safetensors")
+        self.refused(self.run_program("score", out), 2, "--data", "missing")
+        self.file("train.scores.safetensors", "no such file")
+        self.refused(self.dpo(None, *run), 4, "train.scores.safetensors")
+        self.file("train.scores.safetensors", b"")
+        (self.root / "train.scores.safetensors").unlink()
+        self.file("train.mask.bin", b"").unlink()
+        self.refused(self.dpo(None, *run), 4, "need a mask", "train.mask.bin is missing")
+
+    def test_the_plan_counts_pairs(self):
+        def planned(*flags):
+            return json.loads(self.succeed(self.run_program("plan", *WORK, "--data", self.data, *flags, "--json")).stdout)
+        names = {e["name"]: e["bytes"] for e in planned()["entries"]}
+        self.assertEqual(names["reference of DPO"], 256)  # 48 numbers, aligned
+
+
+if __name__ == "__main__":
+    main()

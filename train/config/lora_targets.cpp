@@ -1,0 +1,53 @@
+#include "train/config/lora_targets.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "core/base/error.hpp"
+#include "train/config/name_pattern.hpp"
+
+namespace tandem {
+namespace {
+
+bool is_name_character(char c) noexcept {
+  return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_' || c == '.';
+}
+
+std::vector<std::string> names_of(std::string_view text) {
+  std::vector<std::string> names;
+  for (std::size_t begin = 0; begin <= text.size();) {
+    const std::size_t end = std::min(text.find(',', begin), text.size());
+    if (begin == end) throw UsageError(fmt::format("'{}'", text), "a name is missing", "for example q_proj,v_proj");
+    names.emplace_back(text.substr(begin, end - begin));
+    begin = end + 1;
+  }
+  return names;
+}
+
+}  // namespace
+
+bool names_module(std::string_view module, std::string_view name) noexcept {
+  if (!module.ends_with(name)) return false;
+  module.remove_suffix(name.size());
+  return module.empty() || module.ends_with('.');
+}
+
+bool LoraTargets::matches(const std::string& module) const {
+  if (all) return true;
+  if (names.empty()) return std::regex_match(module, pattern);
+  return std::ranges::any_of(names, [&](const std::string& name) { return names_module(module, name); });
+}
+
+LoraTargets parse_lora_targets(std::string_view text) {
+  if (text.empty() || text == "all-linear") return {.all = true, .names = {}, .pattern = {}};
+  LoraTargets targets;
+  if (std::ranges::all_of(text, [](char c) { return is_name_character(c) || c == ','; })) {
+    targets.names = names_of(text);
+  } else {
+    targets.pattern = name_pattern(text);
+  }
+  return targets;
+}
+
+}  // namespace tandem

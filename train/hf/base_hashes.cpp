@@ -1,0 +1,81 @@
+#include "train/hf/base_hashes.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <utility>
+#include <vector>
+
+#include "core/base/error.hpp"
+#include "core/numerics/bf16.hpp"
+#include "core/params/state_array.hpp"
+#include "core/params/state_digest.hpp"
+
+namespace tandem {
+namespace {
+
+/// Digest of the values of one parameter at a time.
+class ParameterHash {
+ public:
+  void add(const Parameter& p, std::int64_t first, std::span<const float> values) {
+    if (first == 0) digest_.begin_parameter(p.full_name);
+    std::array<float, 4096> rounded;  // the values as weights of bf16
+    for (std::size_t at = 0; at < values.size(); at += rounded.size()) {
+      const auto part = values.subspan(at, std::min(rounded.size(), values.size() - at));
+      const bool whole = p.options.weight == DType::f32;
+      std::ranges::transform(part, rounded.begin(), [whole](float x) {
+        return whole ? x : numerics::bf16_to_float(numerics::weight_of_master(x));
+      });
+      digest_.add(rounded.data(), std::ssize(part));
+    }
+  }
+
+  std::string of_whole(const Parameter& p) {
+    digest_.end_array();
+    for (std::size_t array = 1; array < state_arrays.size(); ++array) add_zeros(p.count);
+    digest_.end_parameter();
+    return digest_.parameter_hash();
+  }
+
+ private:
+  void add_zeros(std::int64_t count) {
+    static const std::vector<float> zeros(std::size_t{1} << 16);
+    for (std::int64_t at = 0; at < count; at += std::ssize(zeros)) {
+      digest_.add(zeros.data(), std::min<std::int64_t>(std::ssize(zeros), count - at));
+    }
+    digest_.end_array();
+  }
+
+  StateDigest digest_;
+};
+
+}  // namespace
+
+ParameterValues hashing(ParameterValues values, std::function<void(const Parameter&, const std::string&)> done) {
+  auto hash = std::make_shared<ParameterHash>();
+  return [values = std::move(values), done = std::move(done), hash](const Parameter& p, std::int64_t first,
+                                                                    std::span<float> to) {
+    values(p, first, to);
+    if (p.options.trainable) return;
+    hash->add(p, first, to);
+    if (first + std::ssize(to) == p.count) done(p, hash->of_whole(p));
+  };
+}
+
+void refuse_base(const Checkpoint& checkpoint, const std::string& parameter) {
+  throw InputError(fmt::format("checkpoint {}", checkpoint.directory().string()),
+                   fmt::format("the base has changed since its adapters were trained: {} has other values", parameter),
+                   "put the base back as it was");
+}
+
+void check_base(const Checkpoint& checkpoint, const BaseHashes& hashes) {
+  for (const CheckpointParameter& p : checkpoint.manifest().parameters) {
+    const auto found = hashes.find(p.name);
+    if (!p.elsewhere.empty() && (found == hashes.end() || found->second != p.elsewhere)) {
+      refuse_base(checkpoint, p.name);
+    }
+  }
+}
+
+}  // namespace tandem

@@ -1,0 +1,183 @@
+#include "train/hf/peft_config.hpp"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <nlohmann/json.hpp>
+
+#include "core/base/error.hpp"
+#include "core/base/json_text.hpp"
+#include "core/base/nesting.hpp"
+#include "train/config/lora_targets.hpp"
+#include "train/hf/lora_modules.hpp"
+
+namespace tandem {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+[[noreturn]] void refuse(const std::string& where, const std::string& why, std::string_view advice) {
+  throw UsageError(fmt::format("adapter {}", where), why, advice);
+}
+
+/// Fields that change nothing of what an adapter computes, or that are read below.
+constexpr std::array read_or_neutral{"auto_mapping",
+                                     "base_model_name_or_path",
+                                     "revision",
+                                     "task_type",
+                                     "peft_type",
+                                     "peft_version",
+                                     "inference_mode",
+                                     "fan_in_fan_out",
+                                     "megatron_core",
+                                     "qalora_group_size",
+                                     "eva_config",
+                                     "ensure_weight_tying",
+                                     "r",
+                                     "lora_alpha",
+                                     "lora_dropout",
+                                     "use_rslora",
+                                     "target_modules",
+                                     "modules_to_save",
+                                     "bias",
+                                     "init_lora_weights"};
+
+/// Whether a field's value asks for nothing.
+bool is_off(const Json& value) {
+  if (value.is_null() || value == Json(false)) return true;
+  return (value.is_array() || value.is_object() || value.is_string()) && value.size() == 0;
+}
+
+/// Initial values that change the base's weights too, so that the adapter belongs to no published base.
+bool changes_base(const Json& initial) {
+  if (!initial.is_string()) return false;
+  const auto& name = initial.get_ref<const std::string&>();
+  constexpr std::array harmless{"gaussian", "orthogonal", "eva"};
+  return std::ranges::none_of(harmless, [&](const char* h) { return name == h; });
+}
+
+std::int64_t rank_of(const Json& json, const std::string& where) {
+  const auto rank = json.find("r");
+  if (rank == json.end()) return 8;  // PEFT's own
+  if (!rank->is_number_integer() || rank->get<double>() < 1.0 || rank->get<double>() > 65536.0) {
+    refuse(where, fmt::format("its rank (r) is {}", json_text(*rank)), "a rank is a whole number above 0");
+  }
+  return rank->get<std::int64_t>();
+}
+
+double number_of(const Json& json, const char* key, double otherwise, const std::string& where) {
+  const auto value = json.find(key);
+  if (value == json.end()) return otherwise;
+  if (!value->is_number() || !std::isfinite(value->get<double>())) {
+    refuse(where, fmt::format("its {} is no number", key), "write one");
+  }
+  return value->get<double>();
+}
+
+std::vector<std::string> names_of(const Json& json, const char* key, const std::string& where) {
+  std::vector<std::string> names;
+  const auto value = json.find(key);
+  if (value == json.end() || is_off(*value)) return names;
+  if (!value->is_array()) refuse(where, fmt::format("its {} is no list of names", key), "write one");
+  for (const Json& name : *value) {
+    if (!name.is_string() || name.get_ref<const std::string&>().empty()) {
+      refuse(where, fmt::format("its {} is no list of names", key), "write one");
+    }
+    names.push_back(name.get<std::string>());
+  }
+  std::ranges::sort(names);
+  return names;
+}
+
+/// Text of --lora-targets.
+std::string targets_of(const Json& json, const std::string& where) {
+  const auto value = json.find("target_modules");
+  if (value == json.end() || is_off(*value)) {
+    refuse(where, "it names no target_modules", "write those that it was trained with");
+  }
+  const std::string text = value->is_string()
+                               ? value->get<std::string>()
+                               : fmt::format("{}", fmt::join(names_of(json, "target_modules", where), ","));
+  try {
+    static_cast<void>(parse_lora_targets(text));
+  } catch (const UsageError& error) {
+    refuse(where, fmt::format("its target_modules: {}", error.what()), "");
+  }
+  return text;
+}
+
+void check_method(const Json& json, const std::string& where) {
+  constexpr std::string_view merged = "merge it into its base with PEFT (merge_and_unload, then save_pretrained)";
+  if (const Json type = json.value("peft_type", Json("LORA")); type != Json("LORA")) {
+    refuse(where, fmt::format("its peft_type is {}, and only LORA is done", json_text(type)), merged);
+  }
+  if (const Json bias = json.value("bias", Json("none")); bias != Json("none")) {
+    refuse(where, fmt::format("it trains biases (bias is {}), which is not done", json_text(bias)), merged);
+  }
+  if (const Json initial = json.value("init_lora_weights", Json(true)); changes_base(initial)) {
+    refuse(where, fmt::format("init_lora_weights {} has changed the base's own weights", json_text(initial)), merged);
+  }
+  for (const auto& [key, value] : json.items()) {
+    const auto is_it = [&](const char* known) { return key == known; };
+    if (std::ranges::any_of(read_or_neutral, is_it) || is_off(value)) continue;
+    refuse(where, fmt::format("its {} is {}, which is not done", key, json_text(value)), merged);
+  }
+}
+
+/// Modules that are saved whole; PEFT has two of a tied table.
+std::vector<std::string> saved_modules(const ModelConfig& config, const LoraOptions& options) {
+  std::vector<std::string> modules = options.modules_to_save;
+  if (!config.tied_head) return modules;
+  const std::array<std::string, 2> ends{config.family == Family::gpt2 ? "wte" : "embed_tokens", "lm_head"};
+  const auto ends_so = [&](const std::string& end) {
+    return std::ranges::any_of(modules, [&](const std::string& m) { return end.ends_with(m) || m.ends_with(end); });
+  };
+  const bool embedding = ends_so(ends[0]), head = ends_so(ends[1]);
+  if (embedding != head) modules.push_back(ends[embedding ? 1 : 0]);
+  return modules;
+}
+
+}  // namespace
+
+PeftConfig parse_peft_config(std::string_view text, const std::string& where) {
+  const Json json = nests_deeper(text) ? Json() : parse_json<Json>(text);
+  if (!json.is_object()) refuse(where, "its adapter_config.json is no JSON object", "copy it again");
+  check_method(json, where);
+  PeftConfig config;
+  config.options.rank = rank_of(json, where);
+  config.options.alpha = number_of(json, "lora_alpha", 8.0, where);  // PEFT's own
+  config.options.dropout = number_of(json, "lora_dropout", 0.0, where);
+  if (*config.options.dropout < 0.0 || *config.options.dropout >= 1.0) {
+    refuse(where, fmt::format("its lora_dropout is {}", *config.options.dropout), "it is from 0 to below 1");
+  }
+  config.options.rank_stabilized = json.value("use_rslora", Json(false)) == Json(true);
+  config.options.targets = targets_of(json, where);
+  config.options.modules_to_save = names_of(json, "modules_to_save", where);
+  const Json base = json.value("base_model_name_or_path", Json());
+  if (base.is_string()) config.base = base.get<std::string>();
+  config.tied_modules = json.value("ensure_weight_tying", Json(false)) == Json(true);
+  return config;
+}
+
+std::string peft_config_text(const ModelConfig& config, const LoraOptions& options, const std::string& base) {
+  const LoraConfig& lora = config.lora.value();
+  const Json modules = options.modules_to_save.empty() ? Json(nullptr) : Json(saved_modules(config, options));
+  return json_document(Json{{"peft_type", "LORA"},
+                            {"task_type", "CAUSAL_LM"},
+                            {"base_model_name_or_path", base.empty() ? Json(nullptr) : Json(base)},
+                            {"inference_mode", true},
+                            {"r", lora.rank},
+                            {"lora_alpha", lora.alpha},
+                            {"lora_dropout", lora.dropout},
+                            {"use_rslora", lora.rank_stabilized},
+                            {"target_modules", target_names(config, lora)},
+                            {"modules_to_save", modules},
+                            {"bias", "none"},
+                            {"fan_in_fan_out", config.family == Family::gpt2},
+                            {"use_dora", false}});
+}
+
+}  // namespace tandem

@@ -1,0 +1,95 @@
+#include "train/hf/quantized_config.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <fstream>
+#include <iterator>
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "core/base/error.hpp"
+#include "core/base/json_text.hpp"
+
+namespace tandem {
+namespace {
+
+namespace fs = std::filesystem;
+using Json = nlohmann::json;
+
+struct Method {
+  std::string_view key, name;
+};
+/// Methods of transformers by quant_method.
+constexpr Method methods[] = {{"gptq", "GPTQ"},         {"awq", "AWQ"},
+                              {"mxfp4", "MXFP4"},       {"compressed-tensors", "compressed-tensors"},
+                              {"fp8", "FP8 in blocks"}, {"fbgemm_fp8", "FP8 by FBGEMM"},
+                              {"modelopt", "ModelOpt"}, {"torchao", "torchao"},
+                              {"hqq", "HQQ"},           {"quanto", "quanto"},
+                              {"aqlm", "AQLM"},         {"eetq", "EETQ"},
+                              {"bitnet", "BitNet"}};
+
+[[noreturn]] void refuse(const fs::path& file, std::string_view why) {
+  throw UsageError(fmt::format("model description {}", file.string()), fmt::format("'quantization_config': {}", why),
+                   "use the model's bf16 or fp32 weights, of which the quantized ones were made; --base nf4, int8 or "
+                   "fp8 makes them small");
+}
+
+std::string text_at(const Json& json, const char* key) {
+  const auto found = json.find(key);
+  return found != json.end() && found->is_string() ? found->get<std::string>() : std::string();
+}
+
+bool is_true(const Json& json, const char* key) {
+  const auto found = json.find(key);
+  return found != json.end() && found->is_boolean() && found->get<bool>();
+}
+
+/// Code of what bitsandbytes has quantized.
+WeightCode code_of_bitsandbytes(const fs::path& file, const Json& config) {
+  if (is_true(config, "load_in_8bit")) refuse(file, "the weights are int8 by bitsandbytes; read is its NF4");
+  const std::string type = text_at(config, "bnb_4bit_quant_type");
+  if (!is_true(config, "load_in_4bit") || type != "nf4") {
+    refuse(file, fmt::format("the weights are {} by bitsandbytes; read is its NF4",
+                             type.empty() ? "of a type that is not named" : "'" + type + "'"));
+  }
+  return is_true(config, "bnb_4bit_use_double_quant") ? WeightCode::nf4_double : WeightCode::nf4;
+}
+
+WeightCode code_of(const fs::path& file, const Json& config) {
+  const std::string method = config.is_object() ? text_at(config, "quant_method") : std::string();
+  if (method == "bitsandbytes") return code_of_bitsandbytes(file, config);
+  const auto known = std::ranges::find(methods, method, &Method::key);
+  if (known != std::end(methods))
+    refuse(file, fmt::format("the weights are quantized by {} ({})", known->name, method));
+  refuse(file, method.empty() ? "the weights are quantized, and it does not say how"
+                              : fmt::format("the weights are quantized by '{}'", method));
+}
+
+/// JSON of a file, discarded where it is none: then read_hf_config() says why.
+Json json_of(const fs::path& file) {
+  std::error_code failed;
+  constexpr std::uintmax_t most_bytes = 16 << 20;
+  if (!fs::is_regular_file(file, failed) || fs::file_size(file, failed) > most_bytes)
+    return Json(Json::value_t::discarded);
+  std::ifstream in(file, std::ios::binary);
+  return parse_json<Json>(std::string{std::istreambuf_iterator<char>(in), {}});
+}
+
+}  // namespace
+
+StoredDescription read_description(const fs::path& config_json) {
+  Json json = json_of(config_json);
+  const bool is_quantized =
+      json.is_object() && json.contains("quantization_config") && !json["quantization_config"].is_null();
+  if (!is_quantized) return {read_hf_config(config_json), WeightCode::none};
+  StoredDescription read;
+  read.code = code_of(config_json, json["quantization_config"]);
+  json.erase("quantization_config");
+  read.description.config = parse_hf_config(json_text(json), config_json.string());
+  read.description.config.name = fs::absolute(config_json).lexically_normal().parent_path().filename().string();
+  read.description.token_kind = text_at(json, "tandem_token_kind");
+  return read;
+}
+
+}  // namespace tandem
