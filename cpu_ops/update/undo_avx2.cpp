@@ -67,10 +67,6 @@ inline Bits load(const std::uint8_t* p) {
 /// The lowest bits of each lane.
 inline void store(std::uint32_t* p, Bits x) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), x); }
 inline void store(std::uint16_t* p, Bits x) { _mm_storeu_si128(reinterpret_cast<__m128i*>(p), low_halves(x)); }
-inline void store(std::uint8_t* p, Bits x) {
-  const __m128i bytes = low_halves(both(x, all(0xff)));
-  _mm_storel_epi64(reinterpret_cast<__m128i*>(p), _mm_packus_epi16(bytes, bytes));
-}
 
 /// Elements of a group whose old bits are in lists, a bit each.
 struct Escapes {

@@ -71,7 +71,6 @@ inline void store(std::uint32_t* p, Bits x) { _mm512_storeu_si512(p, x); }
 inline void store(std::uint16_t* p, Bits x) {
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(x));
 }
-inline void store(std::uint8_t* p, Bits x) { _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(x)); }
 
 /// Elements of a group whose old bits are in lists, a bit each.
 struct Escapes {

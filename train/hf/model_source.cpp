@@ -53,6 +53,15 @@ void put_on_top(ModelSource& source, std::shared_ptr<const AdapterSource> adapte
   source.adapter = std::move(adapter);
 }
 
+/// A built-in shape with the weights that a run began with, by its seed.
+ModelSource random_base(const std::string& name, std::uint64_t seed) {
+  ModelSource source;
+  source.config = builtin_model(name);
+  source.base = name;
+  source.random_seed = seed;
+  return source;
+}
+
 /// The base that an adapter names. `typed`: what the adapter's folder stood behind.
 ModelSource base_of(const AdapterSource& adapter, std::string_view typed) {
   const std::string what = fmt::format("{} {}", typed, adapter.folder().string()), base = adapter.description().base;
@@ -60,6 +69,8 @@ ModelSource base_of(const AdapterSource& adapter, std::string_view typed) {
   std::error_code ignored;
   if (base.empty()) throw UsageError(what, "it holds an adapter that does not name its base", advice);
   if (!fs::exists(base, ignored) && !cached_snapshot(base)) {
+    const bool built_in = std::ranges::count(builtin_models(), base) > 0;
+    if (built_in && adapter.checkpoint() != nullptr) return random_base(base, adapter.checkpoint()->manifest().seed);
     throw UsageError(what, fmt::format("it holds an adapter of {}, which is neither here nor in the hub's cache", base),
                      advice);
   }
@@ -502,7 +513,8 @@ ParameterValues base_values(const ModelSource& source, const ParameterLayout& la
       weights->read(config, p, first, values);
     });
   }
-  return [config = source.config, seed, threads](const Parameter& p, std::int64_t first, std::span<float> values) {
+  return [config = source.config, seed = source.random_seed.value_or(seed), threads](
+             const Parameter& p, std::int64_t first, std::span<float> values) {
     initialize_parameter(config, p, seed, first, values, threads);
   };
 }

@@ -4,6 +4,7 @@
 #include <filesystem>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -29,12 +30,14 @@ struct ModelSource {
   std::unique_ptr<Checkpoint> checkpoint;  ///< null: none
   /// An adapter that belongs on top of them, which `config.lora` describes; null: none, or one that is made anew.
   std::shared_ptr<const AdapterSource> adapter{};
-  std::string base{};              ///< path or name that the weights came from
+  std::string base{};  ///< path or name that the weights came from
+  /// Seed of random weights, of a built-in shape that an adapter was trained over.
+  std::optional<std::uint64_t> random_seed{};
   bool bytes = false;              ///< its tokens are known to be bytes of text
   std::vector<FileBeside> beside;  ///< tokenizer and generation files that came with the weights
   /// Closes the files of the weights, for when these have been loaded. They are opened again where they are asked for.
   void close_weights() const;
-  bool loads_weights() const noexcept { return weights != nullptr || checkpoint != nullptr; }
+  bool loads_weights() const noexcept { return weights != nullptr || checkpoint != nullptr || random_seed; }
 };
 
 /// Purpose of a lookup of a model.

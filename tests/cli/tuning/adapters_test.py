@@ -199,6 +199,14 @@ class Runs(AdapterTest):
         first, last = (self.summary(out)[key] for key in ("first_loss", "final_loss"))
         self.assertLess(last, first)
 
+    def test_over_random_weights_of_a_built_in_shape(self):
+        out, work = self.root / "out", ["--data", self.text, "--seq-len", "32"]
+        self.succeed(self.run_program("train", "--model", "tiny-llama", *work, *HOST, *self.LORA, "--steps", "2", "--seed", "7",
+                                      "--eval-data", self.text, "--eval-every", "2", "--out", out))
+        self.assertAlmostEqual(self.loss("--model", out, *work), self.summary(out)["eval_loss"], places=5)
+        self.succeed(self.run_program("export", out, "--merged", "--to", self.root / "merged"))
+        self.assertAlmostEqual(self.loss("--model", self.root / "merged", *work), self.summary(out)["eval_loss"], places=2)
+
     def test_another_base_is_refused_by_name(self):
         base, out = self.base(), self.root / "out"
         self.succeed(self.train_ids("--model", base, *self.LORA, "--steps", "1", "--out", out))
