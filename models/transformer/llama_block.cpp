@@ -433,7 +433,8 @@ void LlamaBlock::project_backward(const BlockBackward& call, const LlamaBuffers&
   const auto& [ops, s, w, g, layer, records, x, dy, draw] = call;
   const TensorView input = attention_input(x, b), dinput = attention_input_gradient(dy, b);
   const auto parameters = [&](const char* module, const char* weight, const char* bias_name, TensorView dy_of) {
-    add_linear_gradients(call, dy_of, input, g[weight], bias_of(config_.qkv_bias, g, bias_name));
+    const GradientsGuard& gradients = call.gradients;
+    add_linear_gradients(call, dy_of, input, gradients[weight], bias_of(config_.qkv_bias, gradients, bias_name));
     adapters_.parameter_gradients(call, module, dy_of, input, b.adapters);
   };
   parameters("self_attn.q_proj", "self_attn.q_proj.weight", "self_attn.q_proj.bias", b.dq);

@@ -121,7 +121,8 @@ void check_method(const Json& json, const std::string& where) {
     refuse(where, fmt::format("init_lora_weights {} has changed the base's own weights", json_text(initial)), merged);
   }
   for (const auto& [key, value] : json.items()) {
-    const auto is_it = [&](const char* known) { return key == known; };
+    const std::string& name = key;  // a lambda captures no part of a pair
+    const auto is_it = [&](const char* known) { return name == known; };
     if (std::ranges::any_of(read_or_neutral, is_it) || is_off(value)) continue;
     refuse(where, fmt::format("its {} is {}, which is not done", key, json_text(value)), merged);
   }
