@@ -95,7 +95,7 @@ class AgainstPeft : public ::testing::TestWithParam<std::string> {
     for (const Parameter* p : trained) {
       if (!p->options.trainable) continue;
       const std::vector<float> expected = model.values(*p, "grad."), ours = parameters().gradient(*p);
-      const double unit = std::max(largest(expected), 1e-3 * overall);
+      const double unit = std::max(largest_of(expected), 1e-3 * overall);
       for (std::size_t i = 0; i < expected.size(); ++i) {
         const double off = std::abs(static_cast<double>(ours[i]) - static_cast<double>(expected[i])) / unit;
         worst = std::isnan(off) ? INFINITY : std::max(worst, off);

@@ -56,6 +56,21 @@ class Preferences(ProgramTest):
         values = content[8 + length:][begin:end]
         return struct.unpack(f"<{len(values) // 4}f", values), header["__metadata__"]
 
+    def test_adapters_learn_over_a_coded_base(self):
+        """The reference is the base as it is coded, which the adapters leave at step 0."""
+        digests = set()
+        for name, flags in {"device": ["--policy", "device"], "streamed": ["--policy", "host", "--resident-layers", "0"]}.items():
+            out = self.root / name
+            self.succeed(self.dpo(out, "--steps", "12", "--lora-rank", "8", "--lora-alpha", "64", "--base", "nf4", *flags))
+            metrics = self.metrics(out)
+            self.assertEqual([metrics[0][key] for key in ("loss", *FIGURES)],
+                             [struct.unpack("f", struct.pack("f", math.log(2)))[0], 0, 0])
+            self.assertGreater(metrics[-1]["reward_margin"], 0.1)
+            self.assertLess(metrics[-1]["loss"], metrics[0]["loss"])
+            digests.add(self.summary(out)["state_digest"])
+        self.assertEqual(len(digests), 1)
+        self.succeed(self.run_program("train", "--resume", self.root / "device", "--steps", "13"))
+
     def test_what_is_preferred_is_learnt(self):
         out = self.root / "run"
         result = self.succeed(self.dpo(out, "--steps", "30", "--eval-data", self.held, "--eval-every", "10"))
