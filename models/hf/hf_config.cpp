@@ -277,8 +277,13 @@ ModelConfig parse_hf_config(std::string_view text, const std::string& name) {
 
 HfDescription read_hf_config(const std::filesystem::path& config_json) {
   const std::string name = config_json.string();  // errors name the file
-  const Json json = parse(read_text(config_json, what_of(name)), what_of(name));
-  HfDescription description{config_of(json, name), {}};
+  Json json = parse(read_text(config_json, what_of(name)), what_of(name));
+  HfDescription description;
+  if (const auto found = json.find("quantization_config"); found != json.end() && !found->is_null()) {
+    description.quantization = json_text(*found);
+    json.erase(found);
+  }
+  description.config = config_of(json, name);
   description.config.name = model_name(config_json);
   const auto kind = json.find("tandem_token_kind");
   if (kind != json.end() && kind->is_string()) description.token_kind = kind->get<std::string>();

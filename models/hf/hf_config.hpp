@@ -12,6 +12,7 @@ namespace tandem {
 struct HfDescription {
   ModelConfig config;
   std::string token_kind;  ///< "tandem_token_kind": "bytes" where tokens are bytes of text; empty where it says nothing
+  std::string quantization;  ///< JSON of "quantization_config", for the reader of the weights; empty: there is none
 };
 
 /// Reads a Hugging Face config.json as transformers 4 and 5 write it. What tandem does not compute (an

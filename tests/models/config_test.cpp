@@ -315,7 +315,6 @@ TEST(HfConfig, WhatIsNotComputedIsRefusedByName) {
   EXPECT_THAT(moe("num_experts", "-9223372036854775808"), HasSubstr("the number of experts"));
   EXPECT_THAT(moe("moe_intermediate_size", "4194304"), HasSubstr("inner width"));
   EXPECT_THAT(llama("architectures", "[\"DeepseekV3ForCausalLM\"]"), HasSubstr("'DeepseekV3ForCausalLM'"));
-  EXPECT_THAT(llama("quantization_config", "{}"), HasSubstr("'quantization_config'"));
   EXPECT_THAT(llama("rope_scaling", R"({"rope_type": "proportional", "factor": 4.0})"), HasSubstr("'proportional'"));
   EXPECT_THAT(llama("rope_scaling", R"({"rope_type": "llama3", "factor": 4.0})"), HasSubstr("'low_freq_factor'"));
 }
@@ -487,6 +486,16 @@ TEST(HfConfig, WhatIsNotAConfigIsRefused) {
   const TemporaryFolder folder;
   EXPECT_THROW(read_hf_config(folder.path() / "none.json"), UsageError);
   EXPECT_THROW(read_hf_config(folder.path()), UsageError);
+}
+
+TEST(HfConfig, QuantizedWeightsAreForTheirReaderToTake) {
+  const std::string text = with(llama_text, "quantization_config", R"({"quant_method": "gptq"})");
+  EXPECT_THROW(parse_hf_config(text, "config.json"), UsageError);
+  const TemporaryFolder folder;
+  const HfDescription read = read_hf_config(folder.write("config.json", text));
+  EXPECT_THAT(read.quantization, HasSubstr("gptq"));
+  EXPECT_EQ(read.config.width, parsed(llama_text).width);
+  EXPECT_EQ(read_hf_config(folder.write("plain.json", llama_text)).quantization, "");
 }
 
 TEST(HfConfig, WhatIsWrittenReadsBackTheSame) {

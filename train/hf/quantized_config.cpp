@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <fstream>
 #include <iterator>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -66,29 +65,12 @@ WeightCode code_of(const fs::path& file, const Json& config) {
                               : fmt::format("the weights are quantized by '{}'", method));
 }
 
-/// JSON of a file, discarded where it is none: then read_hf_config() says why.
-Json json_of(const fs::path& file) {
-  std::error_code failed;
-  constexpr std::uintmax_t most_bytes = 16 << 20;
-  if (!fs::is_regular_file(file, failed) || fs::file_size(file, failed) > most_bytes)
-    return Json(Json::value_t::discarded);
-  std::ifstream in(file, std::ios::binary);
-  return parse_json<Json>(std::string{std::istreambuf_iterator<char>(in), {}});
-}
-
 }  // namespace
 
 StoredDescription read_description(const fs::path& config_json) {
-  Json json = json_of(config_json);
-  const bool is_quantized =
-      json.is_object() && json.contains("quantization_config") && !json["quantization_config"].is_null();
-  if (!is_quantized) return {read_hf_config(config_json), WeightCode::none};
-  StoredDescription read;
-  read.code = code_of(config_json, json["quantization_config"]);
-  json.erase("quantization_config");
-  read.description.config = parse_hf_config(json_text(json), config_json.string());
-  read.description.config.name = fs::absolute(config_json).lexically_normal().parent_path().filename().string();
-  read.description.token_kind = text_at(json, "tandem_token_kind");
+  StoredDescription read{read_hf_config(config_json), WeightCode::none};
+  const std::string& text = read.description.quantization;
+  if (!text.empty()) read.code = code_of(config_json, parse_json<Json>(text));
   return read;
 }
 

@@ -54,7 +54,7 @@ class BaseFormats(ProgramTest):
         def rows(base):
             plan = json.loads(self.succeed(self.run_program("plan", "--model", "tiny-llama", "--json", *WORK, *LORA, "--policy", "host",
                                                             "--resident-layers", "0", "--base", base)).stdout)
-            return {(e["name"], e["place"]): e["bytes"] for e in plan["entries"]}
+            return {(e["name"], e["where"]): e["bytes"] for e in plan["entries"]}
         whole, coded = rows("bf16"), rows("nf4")
         self.assertLess(coded["weights", "pinned"], whole["weights", "pinned"])
         self.assertGreater(coded["weights, decoded", "device"], 0)
