@@ -181,8 +181,8 @@ TEST_F(CheckpointFiles, RefusesBrokenManifests) {
   const auto write = [&](const std::string& text) { std::ofstream(directory / "manifest.json") << text; };
   write("{\"format\": 1");
   EXPECT_THAT(refusal(directory), HasSubstr("no JSON object"));
-  write("{\"format\": 2}");
-  EXPECT_THAT(refusal(directory), HasSubstr("format is 2"));
+  write("{\"format\": 3}");
+  EXPECT_THAT(refusal(directory), HasSubstr("format is 3"));
   EXPECT_THAT(refusal(directory), HasSubstr("newer tandem"));
   write(std::string(100000, '[') + std::string(100000, ']'));
   EXPECT_THAT(refusal(directory), HasSubstr("nested too deep"));
@@ -301,10 +301,10 @@ TEST_F(CheckpointFiles, OneOfANewerVersionIsNotPassedOver) {
   std::string text{std::istreambuf_iterator<char>(file), {}};
   const std::string format = "\"format\": 1";
   ASSERT_NE(text.find(format), std::string::npos);
-  std::ofstream(newer / "manifest.json") << text.replace(text.find(format), format.size(), "\"format\": 2");
+  std::ofstream(newer / "manifest.json") << text.replace(text.find(format), format.size(), "\"format\": 3");
   EXPECT_THAT(refusal(newer), HasSubstr("use the newer tandem"));
   EXPECT_THROW((void)newest_checkpoint(root_, [](const fs::path&, const std::string&) {}), NewerFormat);
-  std::ofstream(newer / "manifest.json") << text.replace(text.find("\"format\": 2"), format.size(), "\"format\": 0");
+  std::ofstream(newer / "manifest.json") << text.replace(text.find("\"format\": 3"), format.size(), "\"format\": 0");
   const auto found = newest_checkpoint(root_, [](const fs::path&, const std::string&) {});
   ASSERT_NE(found, nullptr);
   EXPECT_EQ(found->manifest().step, 1);
