@@ -29,7 +29,7 @@ TEST_F(DecodeOp, IsTheReferenceToTheBit) {
       const Tensor scales = as_tensor(random.scales.data(), random.scales.size() * sizeof(float));
       Tensor expected(DType::bf16, shape);
       reference::decode(random.view(), expected);
-      for (const std::size_t offset : {0, 4, 8}) {
+      for (const std::size_t offset : {0U, 4U, 8U}) {
         const auto results = under_all_schedules([&] {
           const Operand c = bench().put(codes, offset), s = bench().put(scales, 4);
           const Operand weight = bench().put(Tensor(DType::bf16, shape), offset % 8);

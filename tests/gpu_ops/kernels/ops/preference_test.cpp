@@ -10,7 +10,8 @@ class PreferenceOps : public OpsTest {};
 
 TEST_P(PreferenceOps, AreThoseOfTheHost) {
   // Fewer tokens than a block has threads, and several pieces with a short last one.
-  for (const auto& [pairs, length] : {std::pair<std::int64_t, std::int64_t>{1, 1}, {3, 55}, {4, 128}, {22, 1001}}) {
+  for (const auto& shape : {std::pair<std::int64_t, std::int64_t>{1, 1}, {3, 55}, {4, 128}, {22, 1001}}) {
+    const std::int64_t pairs = shape.first, length = shape.second;  // a lambda captures no part of a pair
     SCOPED_TRACE(length);
     Random random(3);
     Tensor losses = random.tensor(DType::f32, {2 * pairs, length}), reference(DType::f32, {2 * pairs});
