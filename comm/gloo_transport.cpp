@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <csignal>
 #include <map>
 #include <mutex>
 #include <string>
@@ -53,6 +54,12 @@ class MeetingStore final : public gloo::rendezvous::Store {
   Rendezvous& rendezvous_;
   std::map<std::string, std::vector<char>> values_;
 };
+
+/// Gloo writes to connections that may have ended: a process that this signal ends, as by default, is to see an error.
+void ignore_broken_pipes() {
+  struct sigaction now {};
+  if (::sigaction(SIGPIPE, nullptr, &now) == 0 && now.sa_handler == SIG_DFL) std::signal(SIGPIPE, SIG_IGN);
+}
 
 /// Connects all ranks. Versions of Gloo from 2023 on share the store.
 template <class Context, class Device>
@@ -313,6 +320,7 @@ void GlooTransport::all_to_all(const std::byte* from, std::span<const ByteRange>
 }  // namespace
 
 std::unique_ptr<PeerTransport> make_gloo_transport(Rendezvous& rendezvous, Device& device, double watchdog_seconds) {
+  ignore_broken_pipes();
   return std::make_unique<GlooTransport>(rendezvous, device, watchdog_seconds);
 }
 
