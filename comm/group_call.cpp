@@ -18,6 +18,16 @@ std::string text_of_broadcast(int root, std::size_t bytes) {
   return fmt::format("broadcast of {} bytes from rank {}", bytes, root);
 }
 
+std::string message_of(const std::exception_ptr& error) {
+  try {
+    if (error) std::rethrow_exception(error);
+  } catch (const std::exception& e) {
+    return e.what();
+  } catch (...) {  // another type, which has no text
+  }
+  return "unknown error";
+}
+
 void require_parts(std::span<const ByteRange> parts, int count) {
   if (parts.size() != static_cast<std::size_t>(count)) {
     throw MisuseError(fmt::format("{} parts are given to a group of {}", parts.size(), count));

@@ -36,16 +36,6 @@ struct Call {
   std::string text() const { return parts.empty() ? text_of_broadcast(root, bytes) : text_of_call(name, parts); }
 };
 
-std::string message_of(const std::exception_ptr& error) {
-  try {
-    if (error) std::rethrow_exception(error);
-  } catch (const std::exception& e) {
-    return e.what();
-  } catch (...) {  // another type, which has no text
-  }
-  return "unknown error";
-}
-
 /// Shared state of all members: who has come to which call, and the error that has ended the group. A call meets twice:
 /// to show the contribution of each rank, and to see that all are done with it.
 class Members {

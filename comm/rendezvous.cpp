@@ -15,6 +15,7 @@
 #include <utility>
 
 #include "comm/door.hpp"
+#include "comm/group_call.hpp"
 #include "comm/link.hpp"
 #include "comm/mailbox.hpp"
 #include "comm/visit.hpp"
@@ -31,16 +32,6 @@ using std::chrono::steady_clock;
 
 constexpr std::chrono::seconds leaving_limit(2);  // until the other side has closed too
 constexpr int pings_in_silence = 5;
-
-std::string message_of(const std::exception_ptr& error) {
-  try {
-    if (error) std::rethrow_exception(error);
-  } catch (const std::exception& e) {
-    return e.what();
-  } catch (...) {  // another type, which has no text
-  }
-  return "unknown error";
-}
 
 Message message_of(const std::vector<Fact>& facts) {
   Message message{.kind = MessageKind::facts};

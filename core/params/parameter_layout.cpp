@@ -9,6 +9,7 @@
 #include "core/base/hash128.hpp"
 #include "core/base/utf8.hpp"
 #include "core/params/parameter_access.hpp"
+#include "core/tensor/coded_shape.hpp"
 #include "core/tensor/layout_quantum.hpp"
 
 namespace tandem {
@@ -54,10 +55,7 @@ std::size_t Layer::weight_offset(std::int64_t element) const noexcept {
          within(codes8_begin, codes4_begin) + within(codes4_begin, elements) / 2;
 }
 
-CodedShape Parameter::coded_shape() const noexcept {
-  const int rank = shape.rank();
-  return {rank == 3 ? shape[0] : 1, shape[rank - 2], shape[rank - 1]};
-}
+CodedShape Parameter::coded_shape() const noexcept { return tandem::coded_shape(shape); }
 
 ParameterLayout::LayerBuilder& ParameterLayout::LayerBuilder::add(std::string_view name, Shape shape,
                                                                   ParameterOptions options) {

@@ -3,7 +3,7 @@
 #include <array>
 
 #include "core/numerics/weight_codes.hpp"
-#include "core/ops/coded_weight.hpp"
+#include "core/tensor/coded_shape.hpp"
 #include "cpu_ops/kernels/elements.hpp"
 #include "cpu_ops/kernels/kernels.hpp"
 
@@ -98,7 +98,7 @@ void decode_bytes(const CodedWeight& from, const CodedShape& shape, std::int64_t
 }  // namespace
 
 void decode(Parallel& parallel, const CodedWeight& from, TensorView weight) {
-  const CodedShape shape = coded_shape(weight);
+  const CodedShape shape = coded_shape(weight.shape);
   bf16* const to = weight.as<bf16>();
   for_ranges(parallel, shape.count(), at_once, [=](std::int64_t begin, std::int64_t length) {
     vectorised([=] {

@@ -1,11 +1,11 @@
 #include "core/numerics/weight_codes.hpp"
-#include "core/ops/coded_weight.hpp"
+#include "core/tensor/coded_shape.hpp"
 #include "cpu_ops/reference/reference.hpp"
 
 namespace tandem::reference {
 
 void decode(const CodedWeight& from, TensorView weight) {
-  const CodedShape shape = coded_shape(weight);
+  const CodedShape shape = coded_shape(weight.shape);
   const numerics::Nf4Scales blocks = numerics::nf4_scales(from.code, shape, from.scales);
   for (std::int64_t i = 0; i < shape.count(); ++i) {
     const std::int64_t scale = numerics::scale_run(from.code, shape, i).scale;

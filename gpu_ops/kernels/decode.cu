@@ -1,7 +1,7 @@
 // Frozen weights in other formats to bf16: one pass, bound by memory. A thread takes a packet of elements, which share
 // a scale where rows and matrices are whole packets.
 #include "core/numerics/weight_codes.hpp"
-#include "core/ops/coded_weight.hpp"
+#include "core/tensor/coded_shape.hpp"
 #include "gpu_ops/base/kernels.hpp"
 #include "gpu_ops/base/launch.hpp"
 #include "gpu_ops/kernels/elements.hpp"
@@ -116,7 +116,7 @@ decode_kernel(Coded c, bf16* weight, std::int64_t count, bool aligned) {
 
 template <WeightCode code>
 void launch_decode(const CodedWeight& from, TensorView weight, CUstream_st* stream) {
-  const CodedShape shape = coded_shape(weight);
+  const CodedShape shape = coded_shape(weight.shape);
   const std::int64_t each = shape.rows * shape.columns;
   const bool whole = is_nf4(code) ? shape.matrices == 1 || each % nf4_block == 0 : shape.columns % packet == 0;
   numbered_items("decode", ceil_div(shape.count(), packet));

@@ -1,6 +1,6 @@
 // Frozen weights in other formats and dropout on the CPU: the bits of the reference, which are those of the formulas.
 #include "core/numerics/dropout.hpp"
-#include "core/ops/coded_weight.hpp"
+#include "core/tensor/coded_shape.hpp"
 #include "core/ops/op_checks.hpp"
 #include "core/params/weight_encoder.hpp"
 #include "cpu_ops/kernels/kernels.hpp"
@@ -32,7 +32,7 @@ TEST(Decode, IsWhatRangesAreRoundedOnce) {
       Tensor weight(DType::bf16, shape), expected(DType::bf16, shape);
       fast::decode(*arenas()[0], codes.view(), weight);
       std::vector<float> values(static_cast<std::size_t>(shape.count()));
-      decode_range(code, coded_shape(weight), codes.bytes.data(), codes.scales.data(), 0, values);
+      decode_range(code, coded_shape(shape), codes.bytes.data(), codes.scales.data(), 0, values);
       for (std::size_t i = 0; i < values.size(); ++i) expected.set(static_cast<std::int64_t>(i), values[i]);
       EXPECT_SAME_BITS(weight, expected) << static_cast<int>(code) << " of " << shape.text();
     }

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "core/base/error.hpp"
+#include "core/base/hash128.hpp"
 #include "core/numerics/bf16.hpp"
 #include "core/params/state_array.hpp"
 #include "core/params/state_digest.hpp"
@@ -39,12 +40,18 @@ class ParameterHash {
   }
 
  private:
+  /// Whole blocks of zeros have one hash, which is made once: a large base has hundreds of gigabytes of them.
   void add_zeros(std::int64_t count) {
-    static const std::vector<float> zeros(std::size_t{1} << 16);
-    for (std::int64_t at = 0; at < count; at += std::ssize(zeros)) {
-      digest_.add(zeros.data(), std::min<std::int64_t>(std::ssize(zeros), count - at));
-    }
+    static const std::vector<float> zeros(static_cast<std::size_t>(state_digest_block));
+    static const StateDigest::BlockHash hash_of_block = hash_of(zeros);
+    for (; count >= state_digest_block; count -= state_digest_block) digest_.add_block(hash_of_block);
+    digest_.add(zeros.data(), count);
     digest_.end_array();
+  }
+  static StateDigest::BlockHash hash_of(const std::vector<float>& values) {
+    Hash128 hash;
+    hash.add(values.data(), values.size() * sizeof(float));
+    return hash.bytes();
   }
 
   StateDigest digest_;

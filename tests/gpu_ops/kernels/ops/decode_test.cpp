@@ -1,5 +1,5 @@
 // Frozen weights in other formats and dropout by GPU kernels: the reference to the bit, at any alignment.
-#include "core/ops/coded_weight.hpp"
+#include "core/tensor/coded_shape.hpp"
 #include "cpu_ops/reference/reference.hpp"
 #include "tests/cpu_ops/coded_weights.hpp"
 #include "tests/gpu_ops/kernels/bench.hpp"
