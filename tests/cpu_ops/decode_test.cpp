@@ -1,8 +1,8 @@
 // Frozen weights in other formats and dropout on the CPU: the bits of the reference, which are those of the formulas.
 #include "core/numerics/dropout.hpp"
-#include "core/tensor/coded_shape.hpp"
 #include "core/ops/op_checks.hpp"
 #include "core/params/weight_encoder.hpp"
+#include "core/tensor/coded_shape.hpp"
 #include "cpu_ops/kernels/kernels.hpp"
 #include "cpu_ops/reference/reference.hpp"
 #include "tests/cpu_ops/coded_weights.hpp"
@@ -77,7 +77,7 @@ TEST_P(DropoutOp, PartsAreTheWhole) {
 
 INSTANTIATE_TEST_SUITE_P(Activations, DropoutOp, ::testing::Values(DType::f32, DType::bf16), dtype_name);
 
-/// Of a million elements the share that is dropped is within five standard deviations, and what is left is divided by
+/// The dropped share of a million elements is within five standard deviations, and what is left is divided by
 /// the rest; seeds and streams decide anew.
 TEST(Dropout, DropsItsShareAndKeepsTheMean) {
   const Shape shape{1000, 1000};

@@ -9,7 +9,7 @@ namespace {
 
 constexpr int ranks = 3;
 
-/// What is told to a rank can be told: it is a message that a rank takes.
+/// Replies to a rank can be sent: each is a message that a rank takes.
 void check_sent(const tandem::Message& message) {
   const std::string bytes = tandem::encode(message);
   if (bytes.size() > tandem::member_limit(ranks)) std::abort();

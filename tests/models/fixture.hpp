@@ -42,7 +42,7 @@ class Fixture {
   /// An entry of the file's metadata. Throws std::out_of_range.
   const std::string& metadata(const std::string& key) const { return metadata_.at(key); }
   float gradient_scale() const { return gradient_scale_; }
-  /// Of preferences, else 0.
+  /// The beta of DPO of a fixture of preferences, else 0.
   float beta() const { return beta_; }
   const FixtureOptimizer& optimizer() const { return optimizer_; }
 
@@ -59,7 +59,7 @@ class Fixture {
 std::vector<std::string> fixture_names();
 /// The same but GPT-2.
 std::vector<std::string> llama_fixture_names();
-/// Those of preferences, with two pairs.
+/// Fixtures of preferences, with two pairs.
 std::vector<std::string> preference_fixture_names();
 /// Those with experts.
 std::vector<std::string> expert_fixture_names();

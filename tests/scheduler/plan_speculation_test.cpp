@@ -68,7 +68,7 @@ TEST(PlanOfSpeculation, TakesTheHostMemoryThatIsLeft) {
       const Plan tight = make_plan(layout, options, {device, all - 1});
       EXPECT_EQ(rows_without_undo(tight), rows_without_undo(*without)) << policy << ' ' << device;
       EXPECT_FALSE(tight.speculates());
-      // What fits without, fits.
+      // A plan that fits without, fits.
       EXPECT_NO_THROW(make_plan(layout, options, {device, all - undo})) << policy << ' ' << device;
       EXPECT_THROW(make_plan(layout, with_speculation(options, Speculate::on), {device, all - 1}), PlanError) << policy;
     }

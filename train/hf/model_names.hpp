@@ -11,7 +11,7 @@ namespace tandem {
 /// Built-in shapes that may be meant by a name that is none, the likeliest first, three at most.
 std::vector<std::string> nearest_shapes(std::string_view name);
 
-/// Those that may be meant by a name that is none of them, the likeliest first, three at most.
+/// Names that may be meant by one that is none of them, the likeliest first, three at most.
 std::vector<std::string> nearest_names(std::string_view name, const std::vector<std::string>& among);
 
 /// Whether it can be a name of the hub: "org/name".

@@ -171,7 +171,7 @@ class Preferences(ProgramTest):
         self.assertEqual([int(line[1]) for line in lines[1:]], [sum(mask[i:i + ROW]) for i in range(0, len(mask), ROW)])
         for line, value in zip(lines[1:], values, strict=True):
             self.assertAlmostEqual(float(line[2]), value, places=3)
-        # The same number as eval's, of the same targets.
+        # eval gives the same number, of the same targets.
         answer = json.loads(self.succeed(self.run_program("score", model, "--data", self.data, *WORK[2:6], "--json", "--out",
                                                                 self.root / "s")).stdout)
         self.pairs("train", 24, 1, pairs=False)
@@ -182,7 +182,7 @@ class Preferences(ProgramTest):
         result = self.succeed(self.dpo(self.root / "found", *work))
         self.assertIn("from " + str(self.root / "train.scores.safetensors"), result.stdout)
         self.assertEqual(self.summary(self.root / "found")["state_digest"], self.summary(self.root / "computed")["state_digest"])
-        # Those of other weights are not taken, and in a folder none are data.
+        # Scores of other weights are not taken, and in a folder none are data.
         result = self.succeed(self.dpo(self.root / "others", "--steps", "2"))
         self.assertIn("of other weights", result.stderr)
         self.assertEqual(self.summary(self.root / "others")["state_digest"], self.summary(self.root / "first")["state_digest"])

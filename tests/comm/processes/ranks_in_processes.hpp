@@ -80,7 +80,8 @@ class RanksInProcesses {
   RanksInProcesses& operator=(const RanksInProcesses&) = delete;
 
   void signal(int rank, int number) { ::kill(pids_[static_cast<std::size_t>(rank)], number); }
-  /// What the rank's body has thrown, in a line; empty where it has thrown nothing or the process was killed. Blocks.
+  /// The error that the rank's body has thrown, in a line; empty where it has thrown nothing or the process was killed.
+  /// Blocks.
   std::string told(int rank) { return pipes_[static_cast<std::size_t>(rank)].line(); }
 
  private:

@@ -219,7 +219,7 @@ TEST(RendezvousStart, DoesNotTakeAnotherProgramForRankZero) {
 
 // -- the end of a rank --------------------------------------------------------------------------------
 
-/// What a rank that waits in a meeting is told, and how soon.
+/// The error by which a rank that waits in a meeting ends, and how soon.
 struct Told {
   std::string message;
   std::chrono::duration<double> after{};

@@ -139,7 +139,7 @@ TEST(Strangers, DoNoHarmBeforeDuringAndAfterTheStart) {
   }
 }
 
-/// What the other side sends until it closes.
+/// Bytes that the other side sends until it closes.
 std::string answer_of(tcp::socket& socket) {
   std::string text;
   error_code error;
