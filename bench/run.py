@@ -19,6 +19,7 @@ import cpu_experts
 import cpu_train
 import engine
 import five_policies
+import fp8
 import gpu_kernels
 import gpu_policies
 import gpu_training
@@ -39,7 +40,7 @@ import streaming
 BENCHMARKS = {"acceptance": acceptance, "adam": adam, "adam-before": adam_before, "adapters": adapters,
               "checkpoint": checkpoint, "cpu-experts": cpu_experts, "cpu-train": cpu_train,
               "engine": engine,
-              "five-policies": five_policies, "gpu-kernels": gpu_kernels, "gpu-policies": gpu_policies,
+              "five-policies": five_policies, "fp8": fp8, "gpu-kernels": gpu_kernels, "gpu-policies": gpu_policies,
               "gpu-training": gpu_training, "metrics": metrics, "overlap": overlap, "packing": packing, "predict": predict,
               "published": published, "sample": sample, "simulate": simulate, "speculate": speculate, "speculate-kernels": speculate_kernels,
               "state-file": state_file, "streaming": streaming,

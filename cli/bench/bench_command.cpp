@@ -39,19 +39,20 @@ using Json = nlohmann::ordered_json;
 // Change time and memory, never the state: so all rows of a sweep must agree in their digest.
 constexpr std::array<std::string_view, 7> sweepable{"device-memory", "host-memory",     "link-bandwidth", "update-rate",
                                                     "subgroup-size", "resident-layers", "prefetch-layers"};
-constexpr std::array<std::string_view, 26> fixed{"model",        "device",
-                                                 "state",        "compute",
-                                                 "recompute",    "offload-activations",
-                                                 "freeze",       "micro-batch",
-                                                 "grad-accum",   "accumulation-order",
-                                                 "seq-len",      "seed",
-                                                 "threads",      "update-threads",
-                                                 "numa-node",    "state-dir",
-                                                 "clip",         "on-nonfinite",
-                                                 "lora-rank",    "lora-alpha",
-                                                 "lora-targets", "lora-dropout",
-                                                 "lora-rslora",  "lora-modules-to-save",
-                                                 "adapter",      "base"};
+constexpr std::array<std::string_view, 28> fixed{"model",         "device",
+                                                 "state",         "compute",
+                                                 "recompute",     "offload-activations",
+                                                 "freeze",        "micro-batch",
+                                                 "grad-accum",    "accumulation-order",
+                                                 "seq-len",       "seed",
+                                                 "threads",       "update-threads",
+                                                 "numa-node",     "state-dir",
+                                                 "clip",          "on-nonfinite",
+                                                 "lora-rank",     "lora-alpha",
+                                                 "lora-targets",  "lora-dropout",
+                                                 "lora-rslora",   "lora-modules-to-save",
+                                                 "adapter",       "base",
+                                                 "fp8-gradients", "fp8-accumulation"};
 constexpr std::string_view rows_name = "rows.jsonl";
 constexpr std::string_view profile_name = "profile.toml";
 constexpr std::string_view compute_key = "compute_measured";

@@ -42,6 +42,7 @@ void check(const ModelConfig& config, const RunShape& shape) {
   if (shape.offload_inputs && shape.recomputed_blocks < config.layers) {
     throw MisuseError("block inputs are offloaded only where all blocks are computed again");
   }
+  if (shape.fp8 && shape.cached > 0) throw MisuseError("eight-bit products over a cache");
   if (shape.compute == DType::i32) throw MisuseError("the compute type of a transformer is i32");
   if (shape.preference_beta > 0.0F && shape.batch % 2 != 0) throw MisuseError("an odd number of sequences in pairs");
   if (shape.cached == 0) return;
@@ -87,7 +88,10 @@ OpsNeeds needs_of(const ModelConfig& config, const RunShape& shape, const OpsRul
   WorkspaceNeeds needs = workspace_needs(config, shape);
   const std::size_t ends = ops.workspace_bytes(needs);
   needs.vocabulary = 1;
-  return {.block_scratch = ops.workspace_bytes(needs), .ends_scratch = ends, .repeats_gelu = ops.repeats_gelu()};
+  return {.block_scratch = ops.workspace_bytes(needs),
+          .ends_scratch = ends,
+          .repeats_gelu = ops.repeats_gelu(),
+          .fp8 = fp8_sizes(config, shape, ops)};
 }
 
 }  // namespace
@@ -138,6 +142,7 @@ struct Transformer::Impl {
   void head_step(ParameterAccess& parameters, std::size_t n, float gradient_scale, StreamView stream);
   void head_loss(const WeightsGuard& head, const GradientsGuard& gradients, const MicroBatch& batch, TensorView x,
                  float gradient_scale, StreamView stream);
+  const Fp8Buffers* fp8() const { return buffers.fp8 ? &*buffers.fp8 : nullptr; }
   bool table_last() const { return makes_table_last(config, shape); }
   /// The loss of a micro-batch from the normalised input of the head, and the gradients that are asked for.
   void loss(const MicroBatch& batch, TensorView x, TensorView weight, float gradient_scale, TensorView dx,
@@ -201,7 +206,7 @@ void Transformer::Impl::forward(ParameterAccess& parameters, std::size_t n, bool
       const TensorView x = inputs->in_forward(i, micro), y = inputs->begin_write(i + 1, micro, stream);
       const RecordsView records = buffers.micro[micro].records();
       const std::uint64_t* const draw = keep ? &buffers.micro[micro].draw : nullptr;
-      buffers.block->forward({*ops, stream, weights, static_cast<std::int64_t>(i), records, x, y, nullptr, draw},
+      buffers.block->forward({*ops, stream, weights, static_cast<std::int64_t>(i), records, x, y, nullptr, draw, fp8()},
                              keep ? slot(i, micro, n) : 0);
       inputs->end_write(i + 1, micro, stream);
     }
@@ -301,15 +306,15 @@ void Transformer::Impl::backward_block(ParameterAccess& parameters, std::size_t 
     const TensorView x = inputs->begin_read(index, micro, stream);
     const std::size_t kept = slot(index, micro, n);
     const MicroBatch& batch = buffers.micro[micro];
-    const BlockForward again{*ops, stream, weights, layer - 1, batch.records(), x, {}, nullptr, &batch.draw};
+    const BlockForward again{*ops, stream, weights, layer - 1, batch.records(), x, {}, nullptr, &batch.draw, fp8()};
     if (index < first_kept) {
       buffers.block->forward(again, kept);
     } else if (keeps_selectively(config, shape)) {
       buffers.block->complete(again, kept);
     }
     GradientsGuard gradients = parameters.gradients(layer, stream);
-    buffers.block->backward({*ops, stream, weights, gradients, layer - 1, batch.records(), x, batch.normed, batch.draw},
-                            kept);
+    buffers.block->backward(
+        {*ops, stream, weights, gradients, layer - 1, batch.records(), x, batch.normed, batch.draw, fp8()}, kept);
     inputs->end_read(index, micro, stream);
     if (micro + 1 == n) weights = {};  // lets the weights go before the commit, as in head_step
     gradients.commit(stream);

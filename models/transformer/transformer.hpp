@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -65,6 +66,13 @@ void initialize_parameter(const ModelConfig& config, const Parameter& parameter,
 /// overflows 64 bits.
 constexpr std::int64_t max_tokens = std::int64_t{1} << 24;
 
+/// Products of linear layers whose inputs and weights are e4m3.
+struct Fp8Products {
+  Fp8Format gradients = Fp8Format::e4m3;  ///< format of the gradients of their outputs
+  Fp8Accumulation accumulation = Fp8Accumulation::full;
+  bool operator==(const Fp8Products&) const = default;
+};
+
 /// The shapes of one run; all memory is booked from them.
 struct RunShape {
   std::int64_t batch = 1;     ///< B, sequences of a micro-batch
@@ -72,6 +80,7 @@ struct RunShape {
   /// Micro-batches kept at once: those that one call of `train` takes through each layer.
   std::int64_t micro_batches = 1;
   DType compute = DType::f32;          ///< type of activations
+  std::optional<Fp8Products> fp8{};    ///< how linear layers of blocks multiply; none: factors as they are
   std::int64_t recomputed_blocks = 0;  ///< the first so many keep only their input: forward runs again in backward
   bool selective = false;       ///< the others keep what products and attention made: norms and activations run again
   bool training = true;         ///< false: forward only, nothing is kept

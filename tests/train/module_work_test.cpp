@@ -9,6 +9,7 @@
 
 #include "core/base/hash128.hpp"
 #include "train/hf/model_source.hpp"
+#include "train/setup/fp8_work.hpp"
 #include "train/setup/module_work.hpp"
 #include "train/setup/performance.hpp"
 
@@ -172,6 +173,46 @@ TEST(ModuleWork, EachMatrixHasTheKindOfItsModule) {
       EXPECT_EQ(block[static_cast<std::size_t>(kind)].forward.matmul_flops, expected) << name << " " << name_of(kind);
     }
   }
+}
+
+/// Eight-bit products are those of the linear layers of blocks, and cost no FLOP more or less.
+TEST(ModuleWork, EightBitProductsTakeThePlaceOfOthers) {
+  for (const char* name : {"tiny-gpt2", "tiny-llama", "tiny-moe", "llama3.1-8b"}) {
+    const ModelConfig c = builtin_model(name);
+    for (const std::int64_t recomputed : {std::int64_t{0}, c.layers}) {
+      const RunShape plain{.batch = 2, .sequence = 64, .compute = DType::bf16, .recomputed_blocks = recomputed};
+      RunShape shape = plain;
+      shape.fp8 = Fp8Products{};
+      const auto before = module_work_of(c, plain), after = module_work_of(c, shape);
+      for (std::size_t layer = 0; layer < before.size(); ++layer) {
+        for (std::size_t kind = 0; kind < module_kinds; ++kind) {
+          const auto k = static_cast<ModuleKind>(kind);
+          const bool linear = k == ModuleKind::qkv || k == ModuleKind::output || k == ModuleKind::mlp;
+          const bool block = layer > 0 && layer + 1 < before.size();
+          for (PassWork LayerWork::*const pass : {&LayerWork::forward, &LayerWork::backward}) {
+            const PassWork &was = before[layer][kind].*pass, &is = after[layer][kind].*pass;
+            EXPECT_EQ(is.matmul_flops + is.fp8_flops, was.matmul_flops) << name << " " << name_of(k);
+            EXPECT_EQ(is.fp8_flops, linear && block ? was.matmul_flops : 0.0) << name << " " << name_of(k);
+            EXPECT_EQ(is.memory_bytes > was.memory_bytes, is.fp8_flops > 0.0) << name << " " << name_of(k);
+          }
+        }
+      }
+      EXPECT_TRUE(fp8_exceptions(c, shape).empty());
+    }
+  }
+}
+
+TEST(ModuleWork, LayersOfOtherSizesKeepTheirProducts) {
+  ModelConfig c = builtin_model("tiny-llama");
+  c.ffn = 100;
+  RunShape shape{.batch = 2, .sequence = 64, .compute = DType::bf16};
+  shape.fp8 = Fp8Products{};
+  EXPECT_EQ(fp8_exceptions(c, shape).size(), 3U);
+  const LayerModules block = module_work_of(c, shape).at(1);
+  EXPECT_EQ(block[static_cast<std::size_t>(ModuleKind::mlp)].forward.fp8_flops, 0.0);
+  EXPECT_GT(block[static_cast<std::size_t>(ModuleKind::qkv)].forward.fp8_flops, 0.0);
+  shape.sequence = 63;
+  EXPECT_EQ(fp8_exceptions(c, shape).size(), linear_layers(c).size());
 }
 
 }  // namespace

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "core/numerics/weight_code.hpp"
+#include "core/ops/ops.hpp"
 #include "core/tensor/dtype.hpp"
 #include "core/tensor/layout_quantum.hpp"
 #include "data/token_source.hpp"
@@ -21,6 +22,9 @@
 #include "train/config/schedule.hpp"
 
 namespace tandem {
+
+/// Type of activations; `fp8`: bf16, with eight-bit factors of the products of blocks' linear layers.
+enum class ComputeType : std::uint8_t { fp32, bf16, fp8 };
 
 /// Number of blocks for `--recompute` that means all, however many the model has.
 constexpr std::int64_t all_blocks = std::numeric_limits<std::int64_t>::max();
@@ -89,7 +93,9 @@ struct TrainConfig {
   int resident_layers = -1;        ///< -1: auto
   int prefetch_layers = 0;         ///< 0: auto
   StateFormat state = StateFormat::fp32;
-  std::optional<DType> compute;        ///< empty: fp32 on the host device, bf16 on GPUs
+  std::optional<ComputeType> compute;  ///< empty: fp32 on the host device, bf16 on GPUs
+  Fp8Format fp8_gradients = Fp8Format::e4m3;  ///< format of gradients that are factors
+  Fp8Accumulation fp8_accumulation = Fp8Accumulation::full;
   std::optional<Recompute> recompute;  ///< empty: auto
   bool offload_activations = false;    ///< where all blocks are computed again: their inputs wait on the host
   std::int64_t micro_batch = 1;

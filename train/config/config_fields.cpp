@@ -356,9 +356,18 @@ void add_machine_fields(std::vector<ConfigField>& all) {
                       "folder on a fast disk, for the optimizer state that host memory has no room for; read and "
                       "written in every step"},
                      &C::state_dir));
-  all.push_back(choice<DType>({"compute", "TYPE", "fp32 on the host device, bf16 on GPUs", "bf16",
-                               "compute type: fp32 or bf16 on the host device, bf16 on GPUs"},
-                              &C::compute, {{"fp32", DType::f32}, {"bf16", DType::bf16}}));
+  all.push_back(choice<ComputeType>(
+      {"compute", "TYPE", "fp32 on the host device, bf16 on GPUs", "bf16",
+       "compute type: fp32 on the host device, bf16, or fp8: bf16 with linear layers that multiply eight-bit factors"},
+      &C::compute, {{"fp32", ComputeType::fp32}, {"bf16", ComputeType::bf16}, {"fp8", ComputeType::fp8}}));
+  all.push_back(
+      choice<Fp8Format>({"fp8-gradients", "FORMAT", "e4m3", "e5m2",
+                         "with --compute fp8, of the gradients that are factors: e4m3, or e5m2, of wider range"},
+                        &C::fp8_gradients, {{"e4m3", Fp8Format::e4m3}, {"e5m2", Fp8Format::e5m2}}));
+  all.push_back(choice<Fp8Accumulation>(
+      {"fp8-accumulation", "HOW", "full", "fast",
+       "with --compute fp8, sums of products: full, in fp32, or fast, as Ada and Hopper do faster with fewer bits"},
+      &C::fp8_accumulation, {{"full", Fp8Accumulation::full}, {"fast", Fp8Accumulation::fast}}));
   all.push_back(other({"recompute", "HOW", "auto: as little as fits", "block:8,selective",
                        "computed again in backward: none, selective (norms and activations alone), block (all blocks), "
                        "block:N (the first N), block:N,selective (both), auto"},

@@ -4,6 +4,8 @@
 #include <cmath>
 #include <optional>
 
+#include "train/setup/fp8_work.hpp"
+
 namespace tandem {
 namespace {
 
@@ -11,6 +13,7 @@ LayerWork& of(LayerModules& modules, ModuleKind kind) { return modules[static_ca
 
 void add(PassWork& to, const PassWork& more) noexcept {
   to.matmul_flops += more.matmul_flops;
+  to.fp8_flops += more.fp8_flops;
   to.attention_flops += more.attention_flops;
   to.memory_bytes += more.memory_bytes;
   to.kernels += more.kernels;
@@ -313,6 +316,7 @@ std::vector<LayerModules> module_work_of(const ModelConfig& c, const RunShape& s
     const bool again = i < shape.recomputed_blocks;
     work.push_back(block.modules(sequences, i, again ? Again::all : of_kept));
     if (by_layout) by_layout->apply(i, again, work.back());
+    count_fp8(c, shape, again, work.back());
   }
   work.push_back(ends.last);
   return work;
@@ -328,7 +332,8 @@ ModuleBound BoundSeconds::widest() const noexcept {
 }
 
 BoundSeconds bound_seconds(const MachineProfile& p, const PassWork& work) noexcept {
-  return {{work.matmul_flops / p.matmul.value, work.attention_flops / p.attention.value,
+  const double fp8 = p.products_fp8.known() ? p.products_fp8.value : p.matmul.value;
+  return {{work.matmul_flops / p.matmul.value + work.fp8_flops / fp8, work.attention_flops / p.attention.value,
            work.memory_bytes / p.device_bandwidth.value, work.kernels * p.launch.value}};
 }
 

@@ -49,6 +49,13 @@ class RunPlanner {
     run_.batch_slots = purpose.training ? static_cast<std::size_t>(config.grad_accum) : 1;
     run_.shape = run_shape(config, model, compute_type(config, machine.device_kind), purpose.training);
     run_.shape.cached = purpose.cached;
+    if (purpose.cached > 0) run_.shape.fp8.reset();
+    if (run_.shape.fp8 && !machine.ops->has_fp8()) {
+      throw DeviceError("--compute fp8",
+                        "this GPU multiplies no eight-bit factors; Ada (compute capability 8.9), Hopper "
+                        "and later ones do",
+                        "use --compute bf16");
+    }
     run_.layout = purpose.training ? training_layout(config, model, run_.shape) : forward_layout(model);
     rows_ = host_rows(run_, purpose, machine);
   }

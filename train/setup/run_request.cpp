@@ -60,8 +60,10 @@ OffloadOptions offload_options(const TrainConfig& c) {
 }
 
 DType compute_type(const TrainConfig& config, std::string_view device_kind) {
-  if (device_kind == "host") return config.compute.value_or(DType::f32);
-  if (config.compute == DType::f32) {
+  if (device_kind == "host") {
+    return config.compute.value_or(ComputeType::fp32) == ComputeType::fp32 ? DType::f32 : DType::bf16;
+  }
+  if (config.compute == ComputeType::fp32) {
     throw UsageError("--compute fp32", "on a GPU tandem computes in bf16, with fp32 sums",
                      "leave it out, or use --device host");
   }
@@ -89,6 +91,16 @@ void set_shape(OffloadOptions& options, const ModelConfig& model, const RunShape
   options.offloaded_input_bytes = offloaded_input_bytes(model, shape);
 }
 
+namespace {
+
+/// How linear layers multiply, where not by their factors as they are.
+std::optional<Fp8Products> fp8_products(const TrainConfig& config) {
+  if (config.compute != ComputeType::fp8) return std::nullopt;
+  return Fp8Products{config.fp8_gradients, config.fp8_accumulation};
+}
+
+}  // namespace
+
 RunShape run_shape(const TrainConfig& config, const ModelConfig& model, DType compute, bool training) {
   const Recompute recompute = recompute_of(config, model);
   return {
@@ -96,6 +108,7 @@ RunShape run_shape(const TrainConfig& config, const ModelConfig& model, DType co
       .sequence = config.seq_len,
       .micro_batches = training && config.accumulation_order == AccumulationOrder::layer ? config.grad_accum : 1,
       .compute = compute,
+      .fp8 = fp8_products(config),
       .recomputed_blocks = recompute.blocks,
       .selective = recompute.selective,
       .training = training,

@@ -149,6 +149,15 @@ std::size_t RunSetup::peak_device_bytes() const {
   return peak;
 }
 
+namespace {
+
+std::string fp8_key(const Fp8Products& how) {
+  return fmt::format(", products e4m3, gradients {}{}", how.gradients == Fp8Format::e4m3 ? "e4m3" : "e5m2",
+                     how.accumulation == Fp8Accumulation::fast ? ", fast accumulation" : "");
+}
+
+}  // namespace
+
 std::string RunSetup::compute_key() const {
   // `split` holds what `fp32` does; only rounded moments or another optimizer make another run of it.
   const bool own_bits = rounds_moments(plan.state) || is_lion(plan.state);
@@ -156,8 +165,8 @@ std::string RunSetup::compute_key() const {
   const WeightCode code = base_format();
   const std::string base = code == WeightCode::none ? "" : fmt::format("; base {}", base_name(code));
   const char* packed = shape.packed ? "; packed" : "";
-  return fmt::format("tandem {}; {}; compute {}{}{}{}", version, device->info().compute_key, name_of(shape.compute),
-                     state, base, packed);
+  return fmt::format("tandem {}; {}; compute {}{}{}{}{}", version, device->info().compute_key, name_of(shape.compute),
+                     shape.fp8 ? fp8_key(*shape.fp8) : "", state, base, packed);
 }
 
 }  // namespace tandem
