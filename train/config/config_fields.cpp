@@ -437,6 +437,7 @@ void add_adapter_fields(std::vector<ConfigField>& all) {
        "match, such as .*\\.[0-3]\\.mlp\\..*"},
       Kind::text,
       [](C& c, std::string_view v) {
+        if (v.empty()) out_of_range(v, "names with commas between them, a regular expression, or all-linear");
         static_cast<void>(parse_lora_targets(v));
         c.lora.targets = v;
       },

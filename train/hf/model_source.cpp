@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <iterator>
 #include <nlohmann/json.hpp>
 #include <system_error>
 #include <utility>
@@ -51,6 +52,18 @@ void put_on_top(ModelSource& source, std::shared_ptr<const AdapterSource> adapte
   const std::string what = fmt::format("adapter {}: target_modules", adapter->folder().string());
   source.config.lora = lora_config(source.config, adapter->description().options, what);
   source.adapter = std::move(adapter);
+}
+
+/// Takes the files beside an adapter of PEFT's in the place of the base's, whose tokenizer is left out where the
+/// adapter has one.
+void take_files_of(ModelSource& source, const fs::path& adapter) {
+  std::vector<FileBeside> files = files_beside_weights(adapter);
+  const auto has = [&](std::string_view name) { return std::ranges::count(files, name, &FileBeside::name) > 0; };
+  const bool tokenizer = has("tokenizer.json");
+  std::erase_if(source.beside, [&](const FileBeside& file) {
+    return has(file.name) || (tokenizer && file.name != "generation_config.json");
+  });
+  std::ranges::copy(files, std::back_inserter(source.beside));
 }
 
 /// A built-in shape with the weights that a run began with, by its seed.
@@ -144,6 +157,7 @@ ModelSource from_directory(const fs::path& directory, const ModelLookup& lookup,
   if (adapter && !is_described) {
     ModelSource source = base_of(*adapter, lookup.typed);
     put_on_top(source, std::move(adapter));
+    take_files_of(source, directory);
     return source;
   }
   if (!is_described) refuse_folder(directory, lookup.typed);
@@ -438,7 +452,10 @@ void take_adapters(TrainConfig& config, ModelSource& source, bool opens) {
                      fmt::format("--model has an adapter of its own, {}", source.adapter->folder().string()),
                      fmt::format("give --model {} for its base", source.base));
   }
-  if (!config.adapter.empty() && opens) source.adapter = open_adapter(config.adapter, "--adapter");
+  if (!config.adapter.empty() && opens) {
+    source.adapter = open_adapter(config.adapter, "--adapter");
+    if (source.adapter->checkpoint() == nullptr) take_files_of(source, source.adapter->folder());
+  }
   if (source.adapter) config.lora = options_of(config.lora, source.config, *source.adapter);
   if (config.lora.rank == 0) return;
   if (!config.freeze.empty()) {

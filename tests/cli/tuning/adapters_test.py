@@ -254,6 +254,7 @@ class Runs(AdapterTest):
                              (["--lora-rank", "2", "--lora-targets", "wte"], ["wte", "--lora-modules-to-save"]),
                              (["--lora-rank", "2", "--lora-targets", "attn.*"], ["attn.*", "transformer.h."]),
                              (["--lora-rank", "2", "--lora-targets", "(c_attn"], ["--lora-targets"]),
+                             (["--lora-rank", "2", "--lora-targets", ""], ["--lora-targets: ''"]),
                              (["--lora-rank", "2", "--lora-targets", ".*c_attn", "--freeze", "wte"], ["--freeze"]),
                              (["--lora-rank", "2", "--lora-modules-to-save", "hed"], ["hed"]),
                              (["--lora-rank", "2", "--lora-dropout", "1"], ["--lora-dropout"]),
