@@ -45,3 +45,8 @@ def architecture_of(folder: Path) -> str:
     config = json.loads((folder / "config.json").read_bytes())
     names = config.get("architectures") or [config.get("model_type", "unknown")]
     return str(names[0])
+
+
+def is_quantized(folder: Path) -> bool:
+    """Whether the weights are in fewer bits already."""
+    return bool(json.loads((folder / "config.json").read_bytes()).get("quantization_config"))
