@@ -24,8 +24,8 @@ def refuse_adapter(names: Iterable[str], what: str, base: str) -> None:
     """Refuses a model whose files are those of an adapter. `base`: the model that it belongs to, or empty."""
     found = sorted(set(names) & set(ADAPTER_FILES))
     if found:
-        raise Refusal(f"{what}: it holds an adapter ({found[0]}){f' of {base}' if base else ''}, and no model; name its base as MODEL, and this "
-                      "folder by --adapter, which goes on from it", 2)
+        raise Refusal(f"{what}: it holds an adapter ({found[0]}){f' of {base}' if base else ''}, and no model; name its base as MODEL, and its "
+                      "folder by --adapter to go on from it", 2)
 
 
 def refuse_other_formats(names: Iterable[str], what: str, source: str) -> None:
