@@ -18,6 +18,7 @@
 #include "scheduler/machine/cost_model.hpp"
 #include "scheduler/search/upgrades.hpp"
 #include "train/config/units.hpp"
+#include "train/hf/adapter_source.hpp"
 #include "train/hf/model_source.hpp"
 #include "train/setup/profile_machine.hpp"
 #include "train/setup/run_setup.hpp"
@@ -453,6 +454,7 @@ int plan(const PlanFlags& flags) {
     throw UsageError("--fit model", "an adapter is of one model", "name it, and leave out --fit model");
   }
   if (flags.fit != "model") take_adapters(config, source);
+  if (source.adapter) source.adapter->check(source.config, trained_layout(config, source.config));
   // With --fit model the sequence length depends on the model that is found.
   if (flags.fit != "model") take_sequences_of(config, source);
   try {

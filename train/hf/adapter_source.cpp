@@ -67,6 +67,20 @@ bool is_peft_folder(const fs::path& folder) {
          fs::exists(folder / "adapter_model.bin", ignored);
 }
 
+void refuse_several_adapters(const fs::path& directory, std::string_view typed) {
+  std::vector<std::string> adapters;
+  std::error_code error;
+  for (fs::directory_iterator it(directory, error), end; !error && it != end; it.increment(error)) {
+    if (is_peft_folder(it->path())) adapters.push_back(it->path().string());
+  }
+  if (adapters.empty()) return;
+  std::ranges::sort(adapters);
+  const std::string more = adapters.size() > 5 ? fmt::format(" and {} more", adapters.size() - 5) : "";
+  adapters.resize(std::min<std::size_t>(adapters.size(), 5));
+  throw UsageError(fmt::format("{} {}", typed, directory.string()), "its folders are adapters, and it is none",
+                   fmt::format("name one of {}{}", fmt::join(adapters, ", "), more));
+}
+
 AdapterSource::AdapterSource(const fs::path& folder) : folder_(folder) {
   std::error_code ignored;
   for (const char* name : {description_name, tensors_name}) {
@@ -186,6 +200,7 @@ std::shared_ptr<const AdapterSource> open_adapter(const fs::path& path, std::str
     return std::make_shared<AdapterSource>(std::move(newest));
   }
   if (is_peft_folder(path)) return std::make_shared<AdapterSource>(path);
+  refuse_several_adapters(path, typed);
   throw UsageError(fmt::format("{} {}", typed, path.string()),
                    fs::exists(path, ignored) ? "it holds no adapter" : "there is no such folder",
                    "name a folder that PEFT has written, or a run or checkpoint with adapters");

@@ -58,6 +58,10 @@ class AdapterSource {
 /// Whether the folder holds an adapter as PEFT writes it.
 bool is_peft_folder(const std::filesystem::path& folder);
 
+/// Throws UsageError where folders in this one are adapters, as PEFT writes several of one model. `typed`: flag before
+/// the name.
+void refuse_several_adapters(const std::filesystem::path& folder, std::string_view typed);
+
 /// The adapter of a folder of PEFT's, of a checkpoint, or of a run's newest good checkpoint. `typed`: flag before the
 /// name, for errors. Throws UsageError where it is none of these, or its training had no adapters.
 std::shared_ptr<const AdapterSource> open_adapter(const std::filesystem::path& path, std::string_view typed);

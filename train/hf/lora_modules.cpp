@@ -155,9 +155,12 @@ LoraConfig lora_config(const ModelConfig& config, const LoraOptions& options, st
     if (!targets.matches(m.whole) || ends_as_one_of(m.whole, options.modules_to_save)) continue;
     if (m.fused) refuse_fused(config, m, typed);
     if (options.rank > m.least_side) {
-      throw UsageError(fmt::format("--lora-rank {}", options.rank),
-                       fmt::format("the smaller side of {} is {}", m.whole, m.least_side),
-                       fmt::format("use at most --lora-rank {}, or leave it out of --lora-targets", m.least_side));
+      const bool by_flag = typed.starts_with("--");
+      throw UsageError(
+          by_flag ? fmt::format("--lora-rank {}", options.rank) : fmt::format("{}, rank {}", typed, options.rank),
+          fmt::format("the smaller side of {} is {}", m.whole, m.least_side),
+          by_flag ? fmt::format("use at most --lora-rank {}, or leave it out of --lora-targets", m.least_side)
+                  : "name the base that the adapter was made of");
     }
     lora.modules[m.block].push_back(m.name);
     any = true;

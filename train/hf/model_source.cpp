@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <iterator>
 #include <nlohmann/json.hpp>
 #include <system_error>
 #include <utility>
@@ -54,18 +53,6 @@ void put_on_top(ModelSource& source, std::shared_ptr<const AdapterSource> adapte
   source.adapter = std::move(adapter);
 }
 
-/// Takes the files beside an adapter of PEFT's in the place of the base's, whose tokenizer is left out where the
-/// adapter has one.
-void take_files_of(ModelSource& source, const fs::path& adapter) {
-  std::vector<FileBeside> files = files_beside_weights(adapter);
-  const auto has = [&](std::string_view name) { return std::ranges::count(files, name, &FileBeside::name) > 0; };
-  const bool tokenizer = has("tokenizer.json");
-  std::erase_if(source.beside, [&](const FileBeside& file) {
-    return has(file.name) || (tokenizer && file.name != "generation_config.json");
-  });
-  std::ranges::copy(files, std::back_inserter(source.beside));
-}
-
 /// A built-in shape with the weights that a run began with, by its seed.
 ModelSource random_base(const std::string& name, std::uint64_t seed) {
   ModelSource source;
@@ -81,7 +68,13 @@ ModelSource base_of(const AdapterSource& adapter, std::string_view typed) {
   const std::string advice = fmt::format("name the base, and give this with --adapter {}", adapter.folder().string());
   std::error_code ignored;
   if (base.empty()) throw UsageError(what, "it holds an adapter that does not name its base", advice);
-  if (!fs::exists(base, ignored) && !cached_snapshot(base)) {
+  const auto cached = fs::exists(base, ignored) ? std::nullopt : cached_snapshot(base);
+  if (is_peft_folder(cached.value_or(base))) {
+    throw UsageError(
+        what, fmt::format("its base {} holds an adapter itself", base),
+        fmt::format("tandem export {} --merged --to DIR makes a model of that: name DIR as the base", base));
+  }
+  if (!fs::exists(base, ignored) && !cached) {
     const bool built_in = std::ranges::count(builtin_models(), base) > 0;
     if (built_in && adapter.checkpoint() != nullptr) return random_base(base, adapter.checkpoint()->manifest().seed);
     throw UsageError(what, fmt::format("it holds an adapter of {}, which is neither here nor in the hub's cache", base),
@@ -131,6 +124,7 @@ void refuse_foreign_weights(const fs::path& directory, const ModelLookup& lookup
 }
 
 [[noreturn]] void refuse_folder(const fs::path& directory, std::string_view typed) {
+  refuse_several_adapters(directory, typed);
   const auto foreign = foreign_weights_in(directory);
   throw UsageError(fmt::format("{} {}", typed, directory.string()),
                    foreign ? fmt::format("a folder without config.json or checkpoints; it holds {} ({})", foreign->file,
@@ -157,7 +151,7 @@ ModelSource from_directory(const fs::path& directory, const ModelLookup& lookup,
   if (adapter && !is_described) {
     ModelSource source = base_of(*adapter, lookup.typed);
     put_on_top(source, std::move(adapter));
-    take_files_of(source, directory);
+    source.beside = files_with_adapter(std::move(source.beside), directory);
     return source;
   }
   if (!is_described) refuse_folder(directory, lookup.typed);
@@ -454,7 +448,9 @@ void take_adapters(TrainConfig& config, ModelSource& source, bool opens) {
   }
   if (!config.adapter.empty() && opens) {
     source.adapter = open_adapter(config.adapter, "--adapter");
-    if (source.adapter->checkpoint() == nullptr) take_files_of(source, source.adapter->folder());
+    if (source.adapter->checkpoint() == nullptr) {
+      source.beside = files_with_adapter(std::move(source.beside), source.adapter->folder());
+    }
   }
   if (source.adapter) config.lora = options_of(config.lora, source.config, *source.adapter);
   if (config.lora.rank == 0) return;
@@ -462,7 +458,9 @@ void take_adapters(TrainConfig& config, ModelSource& source, bool opens) {
     throw UsageError(fmt::format("--freeze {}", config.freeze), "with adapters nothing else is trained anyway",
                      "leave it out");
   }
-  source.config.lora = lora_config(source.config, config.lora, "--lora-targets");
+  source.config.lora = lora_config(
+      source.config, config.lora,
+      source.adapter ? fmt::format("adapter {}: target_modules", source.adapter->folder().string()) : "--lora-targets");
   source.config.lora->seed = config.seed;
 }
 
@@ -567,10 +565,14 @@ ParameterValues initial_values(const ModelSource& source, const ParameterLayout&
       check_base(*adapter->checkpoint(), p, hash);
     });
   }
-  return [base = std::move(base), adapter = source.adapter, config = source.config, seed, threads](
+  const ParameterValues adapted = watched(
+      [adapter = source.adapter, config = source.config](const Parameter& p, std::int64_t first, std::span<float> to) {
+        adapter->read(config, p, first, to);
+      });
+  return [base = std::move(base), adapted, adapter = source.adapter, config = source.config, seed, threads](
              const Parameter& p, std::int64_t first, std::span<float> values) {
     if (adapter && adapter->holds(config, p)) {
-      adapter->read(config, p, first, values);
+      adapted(p, first, values);
     } else if (is_adapter(p)) {
       initialize_parameter(config, p, seed, first, values, threads);
     } else {

@@ -63,7 +63,7 @@ std::int64_t rank_of(const Json& json, const std::string& where) {
   const auto rank = json.find("r");
   if (rank == json.end()) return 8;  // PEFT's own
   if (!rank->is_number_integer() || rank->get<double>() < 1.0 || rank->get<double>() > 65536.0) {
-    refuse(where, fmt::format("its rank (r) is {}", json_text(*rank)), "a rank is a whole number above 0");
+    refuse(where, fmt::format("its rank (r) is {}", json_text(*rank)), "a rank is a whole number from 1 to 65536");
   }
   return rank->get<std::int64_t>();
 }

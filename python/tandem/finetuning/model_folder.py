@@ -22,7 +22,11 @@ _LFS = b"version https://git-lfs"
 
 def refuse_adapter(names: Iterable[str], what: str, base: str) -> None:
     """Refuses a model whose files are those of an adapter. `base`: the model that it belongs to, or empty."""
-    found = sorted(set(names) & set(ADAPTER_FILES))
+    names = set(names)
+    found = sorted(names & set(ADAPTER_FILES))
+    if found and "config.json" in names:
+        raise Refusal(f"{what}: it holds a model and an adapter ({found[0]}); move the adapter to a folder of its own, and name that by --adapter "
+                      "to go on from it", 2)
     if found:
         raise Refusal(f"{what}: it holds an adapter ({found[0]}){f' of {base}' if base else ''}, and no model; name its base as MODEL, and its "
                       "folder by --adapter to go on from it", 2)

@@ -142,7 +142,13 @@ class Refusals(AdapterTest):
 
     def test_an_adapter_as_model(self):
         (self.model / "adapter_config.json").write_text("{}")
-        self.refuse(2, ["adapter_config.json", "--adapter"], "--lora-rank", "2")
+        self.refuse(2, ["a model and an adapter (adapter_config.json)", "--adapter"], "--lora-rank", "2")
+
+    def test_an_adapter_of_another_model(self):
+        """It is found before anything is prepared."""
+        other = write_llama(self.root / "wide", CHAT_TEMPLATE, hidden_size=96)
+        self.succeed(self.tandem("finetune", other, self.data, "--out", self.root / "first", "--device", "host", "--lora-rank", "2", "--steps", "1"))
+        self.refuse(4, ["misshapen", "lora_A", "the base that the adapter was made of"], "--adapter", self.root / "first")
 
     def test_preferences(self):
         pairs = self.pairs()

@@ -156,17 +156,48 @@ class Peft(AdapterTest):
                                ({"target_parameters": ["x"]}, ["target_parameters"]),
                                ({"init_lora_weights": "pissa"}, ["pissa"]), ({"some_new_field": 3}, ["some_new_field"]),
                                ({"target_modules": ["embed_tokens"]}, ["embed_tokens", "no linear layer"]),
-                               ({"target_modules": ["q_prj"]}, ["q_prj", "q_proj"]), ({"r": 0}, ["rank"]),
+                               ({"target_modules": ["q_prj"]}, ["q_prj", "q_proj"]), ({"r": 0}, ["rank", "1 to 65536"]), ({"r": 5000}, ["target_modules, rank 5000", "the smaller side"]),
                                ({"target_modules": None}, ["target_modules"])]:
             with self.subTest(changes):
                 adapter = self.adapter(**changes)
                 self.refused(self.run_program("eval", "--model", base, "--adapter", adapter, *data), 2, *words)
 
+    def test_a_base_that_is_an_adapter(self):
+        """Of two adapters one would be left out, and one that names itself never ends."""
+        base = self.base()
+        data, _ = self.stream()
+        first = self.adapter(base_model_name_or_path=str(base))
+        second = self.adapter(folder=self.root / "second", base_model_name_or_path=str(first))
+        self.refused(self.run_program("eval", "--model", second, *data), 2, str(first), "an adapter itself", "--merged")
+        self.adapter(folder=second, base_model_name_or_path=str(second))
+        self.refused(self.run_program("eval", "--model", second, *data), 2, str(second), "an adapter itself")
+
+    def test_several_adapters_in_a_folder(self):
+        base, several = self.base(), self.root / "several"
+        data, (expected, _) = self.stream()
+        several.mkdir()
+        for name in ("one", "two"):
+            self.adapter(folder=several / name, base_model_name_or_path=str(base))
+        for flags in (["--model", several], ["--model", base, "--adapter", several]):
+            self.refused(self.run_program("eval", *flags, *data), 2, str(several), f"name one of {several / 'one'}, {several / 'two'}")
+        self.assertLess(abs(self.loss("--model", several / "two", *data) / expected - 1), 1e-5)
+
+    def test_values_that_are_not_finite_are_warned_of(self):
+        base, adapter = self.base(), self.adapter()
+        data, _ = self.stream()
+        tensors, _ = read_safetensors(adapter / "adapter_model.safetensors")
+        name = next(n for n in tensors if n.endswith("0.self_attn.q_proj.lora_A.weight"))
+        dtype, shape, content = tensors[name]
+        write_safetensors(adapter / "adapter_model.safetensors", {**tensors, name: (dtype, shape, struct.pack("<f", math.nan) + content[4:])})
+        warned = self.succeed(self.run_program("eval", "--model", base, "--adapter", adapter, *data)).stderr
+        self.assertIn(f"block.0.self_attn.q_proj.lora_A.weight: 1 of {len(content) // 4} values are NaN or infinite", warned)
+
     def test_an_adapter_of_another_base(self):
         base = self.base("qwen3")
         data, _ = self.stream("qwen3")
         adapter = self.adapter()
-        self.refused(self.run_program("eval", "--model", base, "--adapter", adapter, *data), 4, "misshapen", "lora_A")
+        for command, more in (("eval", data), ("plan", ["--seq-len", "16"])):
+            self.refused(self.run_program(command, "--model", base, "--adapter", adapter, *more), 4, "misshapen", "lora_A")
         self.adapter(target_modules=["q_proj"])
         self.refused(self.run_program("eval", "--model", self.base(), "--adapter", adapter, *data), 4, "unexpected")
         for missing in ("adapter_config.json", "adapter_model.safetensors"):
