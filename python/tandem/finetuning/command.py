@@ -41,7 +41,7 @@ def _parser() -> argparse.ArgumentParser:
                      formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
     add = parser.add_argument
     add("model", metavar="MODEL", help="a folder, or org/name of the hub, which is downloaded where it is not in the local cache")
-    add("data", metavar="DATA", nargs="+", help="files and folders of chats, instructions or text (JSON lines, JSON, Parquet, Arrow), or "
+    add("data", metavar="DATA", nargs="+", help="files and folders of chats, instructions, text or preferences (JSON lines, JSON, Parquet, Arrow), or "
         "org/name of a data set")
     add("--out", type=Path, metavar="RUN", help="folder of the run (default runs/MODEL-DATA)")
     add("--engine", choices=("auto", "native", "torch"), default="auto", help="native: tandem's own models; torch: any causal model of "
@@ -55,21 +55,21 @@ def _parser() -> argparse.ArgumentParser:
         f"best state (default {defaults.VALIDATION}; 0: none)")
     add("--row-length", type=number(2, 1 << 24, int), metavar="TOKENS", help="rows that records are packed in, one more than a sequence; longer "
         f"records are cut (default {defaults.USUAL_ROW + 1}, of few records four times their mean; more where one is longer; never beyond the "
-        "model's positions)")
+        "model's positions; with --objective dpo the longest answer with its prompt)")
     add("--revision", help="branch, tag or commit of a model of the hub (default main)")
     add("--offline", action="store_true", help="download nothing")
     group = parser.add_argument_group("training")
     add = group.add_argument
     add("--lr", type=number(0, 1e3, above=True), metavar="RATE", help="peak learning rate (default 2e-5 for a billion parameters, times the root of a billion over their "
-        "number, 2e-3 at most)")
+        "number, 2e-3 at most; of adapters ten times that, 2e-4 to 2e-3; with --objective dpo 1e-6, of adapters 1e-5)")
     add("--lr-schedule", dest="schedule", choices=("constant", "linear", "cosine", "wsd"), default="cosine", help="how the rate falls, to a tenth "
         "(default cosine)")
     add("--warmup", type=number(0, 1), default=defaults.WARMUP, metavar="SHARE", help="of the steps, in which the rate rises (default "
         f"{defaults.WARMUP})")
     add("--epochs", type=number(0, 1e6, above=True), default=0.0, metavar="TIMES", help="how often the data are gone through (default 15 for a thousand records or less, 2 for "
-        "36,000 or more)")
+        "36,000 or more; with --objective dpo 1)")
     add("--steps", type=number(1, many, int), help="how many steps to train, in place of --epochs")
-    add("--tokens-per-batch", type=number(1, many, int), metavar="TOKENS", help="tokens of a step (default: those of 128 records, or of a thirtieth of "
+    add("--tokens-per-batch", type=number(1, many, int), metavar="TOKENS", help="tokens of a step (default: those of 128 records or pairs, or of a thirtieth of "
         "them where that is less, of 8 at least)")
     add("--micro-batch", type=number(1, many, int), metavar="ROWS", help=f"rows that are computed at once (default: {defaults.USUAL_MICRO_BATCH} tokens, less where "
         "they do not fit)")
@@ -105,7 +105,7 @@ def _add_adapters(parser: argparse.ArgumentParser) -> None:
         "(default: the model)")
     add("--lora-alpha", type=number(0, 1e6, above=True), metavar="ALPHA", help="adapters count alpha / rank times (default twice the rank)")
     add("--lora-targets", metavar="NAMES|REGEX", help="linear layers that have adapters: names with commas between them, or a regular expression "
-        "that whole names match (default all-linear: all of blocks but routers and experts)")
+        "that whole names match (default all-linear, as of tandem train)")
     add("--lora-dropout", type=number(0, 1), metavar="SHARE", help="of the inputs of adapters that is set to zero in training (default 0)")
     add("--lora-rslora", action="store_const", const=True, help="adapters count alpha / sqrt(rank) times")
     add("--lora-modules-to-save", metavar="NAMES", help="modules whose names end so are trained whole, such as lm_head (default none)")

@@ -75,6 +75,15 @@ class Adapters(AdapterTest):
         file.write_bytes(file.read_bytes()[:-1] + b"\1")
         self.refused(self.finetune("--adapter", first, "--steps", "2"), 4, str(file), "has changed since")
 
+    def test_a_base_of_the_hub_is_named_as_there(self):
+        """Not by a folder of this machine's cache, but where a revision was asked for, as no one would look for that."""
+        folder = self.cached("org/small")
+        for flags, base in (([], "org/small"), (["--revision", folder.name], str(folder))):
+            shutil.rmtree(self.out, ignore_errors=True)
+            self.succeed(self.finetune("--lora-rank", "2", "--steps", "1", *flags, model="org/small"))
+            self.assertEqual(json.loads((self.out / "adapter" / "adapter_config.json").read_text())["base_model_name_or_path"], base)
+            self.succeed(self.tandem("chat", self.out / "adapter", "--max-tokens", "2", text="Which colour?\n"))
+
     def test_a_run_that_was_begun_before_there_were_adapters(self):
         write_llama(self.model, CHAT_TEMPLATE)
         self.succeed(self.finetune("--steps", "2"))

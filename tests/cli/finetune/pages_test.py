@@ -25,16 +25,6 @@ def commands():
 
 
 class Pages(FinetuneTest):
-    def cached(self, name):
-        """A model in the hub's local cache."""
-        folder = self.root / "hub" / "hub" / f"models--{name.replace('/', '--')}"
-        if folder.exists():
-            return
-        revision = "0123456789abcdef0123456789abcdef01234567"
-        write_llama(folder / "snapshots" / revision, CHAT_TEMPLATE)
-        (folder / "refs").mkdir()
-        (folder / "refs" / "main").write_text(revision)
-
     def test_commands_of_pages(self):
         found = list(commands())
         self.assertGreater(len(found), 7)
