@@ -5,7 +5,7 @@ import shutil
 import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
-from finetuning import CHAT_TEMPLATE, FinetuneTest, main, records, write_llama  # noqa: E402
+from finetuning import CHAT_TEMPLATE, CLI, FinetuneTest, main, records, write_llama  # noqa: E402
 
 LORA = ["--lora-rank", "16", "--lora-modules-to-save", "embed_tokens", "--epochs", "30"]  # of a model that knows nothing yet
 COLOUR = "It is mud."  # of no thing
@@ -83,6 +83,33 @@ class Adapters(AdapterTest):
             self.succeed(self.finetune("--lora-rank", "2", "--steps", "1", *flags, model="org/small"))
             self.assertEqual(json.loads((self.out / "adapter" / "adapter_config.json").read_text())["base_model_name_or_path"], base)
             self.succeed(self.tandem("chat", self.out / "adapter", "--max-tokens", "2", text="Which colour?\n"))
+
+    def test_a_base_that_is_quantized_already(self):
+        """NF4 of bitsandbytes is taken as it is; the whole model is refused with the flag that does so."""
+        shutil.copytree(CLI.parent / "train" / "fixtures" / "nf4", self.model)
+        words = ["<|end|>", *"the sky is blue grass green what colour has it".split()]
+        tokenizer = {"version": "1.0", "truncation": None, "padding": None, "normalizer": None, "post_processor": None, "decoder": None,
+                     "pre_tokenizer": {"type": "Whitespace"}, "added_tokens": [{"id": 0, "content": words[0], "single_word": False, "lstrip": False,
+                                                                             "rstrip": False, "normalized": False, "special": True}],
+                     "model": {"type": "WordLevel", "vocab": {word: at for at, word in enumerate(words)}, "unk_token": words[0]}}
+        (self.model / "tokenizer.json").write_text(json.dumps(tokenizer))
+        (self.model / "tokenizer_config.json").write_text(json.dumps({"eos_token": words[0]}))
+        data = self.write_records([{"prompt": "what colour has the sky ", "completion": "blue"}, {"prompt": "what colour has the grass ",
+                                                                                               "completion": "green"}] * 20)
+        self.refused(self.finetune(data=data), 4, "quantized (bitsandbytes)", "--lora-rank 16")
+        done = self.succeed(self.finetune("--lora-rank", "2", "--steps", "9", "--lr", "2e-2", data=data))
+        self.assertIn(f"over {self.model} in nf4, ", done.stdout)
+        again = self.succeed(self.finetune("--lora-rank", "2", "--steps", "9", "--lr", "2e-2", data=data))
+        self.assertIn("going on", again.stdout)
+        self.succeed(self.finetune("--lora-rank", "2", "--steps", "9", "--lr", "2e-2", "--merged", data=data))
+        self.assertNotIn("quantization_config", json.loads((self.out / "model" / "config.json").read_text()))
+        adapted, merged = (self.loss(self.out / name) for name in ("adapter", "model"))
+        self.assertLess(abs(adapted - merged), 1e-2)  # bf16 rounds the sum
+        self.assertGreater(abs(adapted - self.loss(self.model)), 2e-2)
+
+    def loss(self, model):
+        done = self.tandem("eval", "--model", model, "--data", self.out / "data" / "train.bin", "--device", "host", "--json")
+        return json.loads(self.succeed(done).stdout)["loss"]
 
     def test_a_run_that_was_begun_before_there_were_adapters(self):
         write_llama(self.model, CHAT_TEMPLATE)
