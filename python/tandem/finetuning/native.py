@@ -4,7 +4,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +28,10 @@ class Schedule:
     checkpoint_every: int
 
 
-def refusal_of_model(model: Path, flags: Sequence[str] = ()) -> str | None:
+def refusal_of_model(model: Path) -> str | None:
     """The reason for which the program does not have the model; None where it does. Raises Refusal for weights that cannot be read."""
     try:
-        ask("plan", "--model", str(model), *flags, "--device", "host", "--policy", "host", "--seq-len", "16", "--json")
+        ask("plan", "--model", str(model), "--device", "host", "--policy", "host", "--seq-len", "16", "--json")
     except Refusal as refusal:
         if refusal.code == 2:
             return str(refusal)

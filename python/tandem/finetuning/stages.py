@@ -15,7 +15,7 @@ from ..display import bytes_text
 from ..errors import PlanError
 from . import adapting, advice, defaults, native, plain_template, preparing
 from .durations import duration
-from .model_facts import architecture_of, files_of, is_quantized, parameters_in
+from .model_facts import architecture_of, files_of, parameters_in
 from .processes import Ended
 from .refusal import Refusal
 from .run_state import RunFolder, fingerprints
@@ -130,7 +130,7 @@ class FineTuning:
         asked, name = self.settings.engine, architecture_of(model)
         flag = adapting.what_native_alone_does(self.settings)
         if asked != "torch":
-            refused = native.refusal_of_model(model, ["--lora-rank", "1"] if is_quantized(model) else [])
+            refused = native.refusal_of_model(model)
             if refused is None:
                 return "native", f"{name} is one of tandem's own models"
             if asked == "native" or flag:

@@ -3,6 +3,7 @@ import json
 import pathlib
 import shutil
 import sys
+import tomllib
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 from finetuning import CHAT_TEMPLATE, CLI, FinetuneTest, main, records, write_llama  # noqa: E402
@@ -137,6 +138,15 @@ class Preferences(AdapterTest):
                 self.assertEqual(schedule["micro_batch"] * schedule["accumulation"], 16)
                 self.assertTrue((self.out / name).is_dir())
                 self.assertNotIn("mud", "".join(self.answers(self.out)[0]))
+
+    def test_rows_are_as_long_as_the_longest_answer(self):
+        """Also where that comes behind the records that are looked at first."""
+        write_llama(self.model, CHAT_TEMPLATE, num_hidden_layers=1)
+        pairs = [{"prompt": "a ", "chosen": "b", "rejected": "c"}] * 2000 + [{"prompt": "a ", "chosen": "b " * 20, "rejected": "c"}]
+        self.succeed(self.finetune("--objective", "dpo", "--steps", "1", "--validation", "0", data=self.write_records(pairs)))
+        length = json.loads((self.out / "data" / "train.json").read_text())["row_length"]
+        self.assertGreater(length, 20)
+        self.assertEqual((self.stage("choices")["row_length"], tomllib.loads((self.out / "config.toml").read_text())["seq-len"]), (length, length - 1))
 
     def test_rates_that_are_not_given(self):
         write_llama(self.model, CHAT_TEMPLATE)
