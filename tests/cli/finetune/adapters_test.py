@@ -100,6 +100,8 @@ class Adapters(AdapterTest):
         self.refused(self.finetune(data=data), 4, "quantized (bitsandbytes)", "--lora-rank 16")
         done = self.succeed(self.finetune("--lora-rank", "2", "--steps", "9", "--lr", "2e-2", data=data))
         self.assertIn(f"over {self.model} in nf4, ", done.stdout)
+        parameters = 2 * 23 * 48 + 2 * 48 * (48 + 16) + 3 * 48 * 77 + 3 * 48  # embedding and head, attention, MLP, norms
+        self.assertIn(f"{parameters:,} parameters, frozen, and adapters of rank 2", done.stdout)
         again = self.succeed(self.finetune("--lora-rank", "2", "--steps", "9", "--lr", "2e-2", data=data))
         self.assertIn("going on", again.stdout)
         self.succeed(self.finetune("--lora-rank", "2", "--steps", "9", "--lr", "2e-2", "--merged", data=data))
