@@ -197,9 +197,19 @@ std::int64_t export_adapter_of(const fs::path& path, const ExportFlags& flags, E
   return parameters;
 }
 
+/// Warns where weights are written that have lost bits before.
+void warn_of_stored_code(const ModelSource& source) {
+  if (!source.weights || source.config.stored_code == WeightCode::none) return;
+  spdlog::warn(
+      "{}: its linear layers are NF4 by bitsandbytes; written are the values that their codes stand for, not "
+      "those that were quantized",
+      source.base);
+}
+
 /// Warns where what is merged was trained over other values of the base than those that are at hand.
-void warn_of_base_format(const AdapterSource& adapter) {
-  if (adapter.checkpoint() == nullptr) return;
+void warn_of_base_format(const ModelSource& source) {
+  const AdapterSource& adapter = *source.adapter;
+  if (adapter.checkpoint() == nullptr || source.config.stored_code != WeightCode::none) return;
   const std::string& format = adapter.checkpoint()->manifest().base_format;
   if (format == "bf16") return;
   spdlog::warn("the adapters were trained over a base in {}, and are added to its original weights: the loss differs",
@@ -215,12 +225,13 @@ std::int64_t export_whole(const std::string& name, const ExportFlags& flags, Exp
     throw UsageError(fmt::format("export {} --merged", name), "it has no adapter to merge", "leave out --merged");
   }
   const ModelConfig plain = without_adapters(source.config);
-  const ParameterLayout layout = frozen_layout(plain, ""), all = forward_layout(source.config);
+  const ParameterLayout layout = forward_layout(plain), all = forward_layout(source.config);
   ParameterValues values = initial_values(source, source.adapter ? all : layout, 0);
   if (source.adapter) {
-    warn_of_base_format(*source.adapter);
+    warn_of_base_format(source);
     values = merged_values(source.config, all, std::move(values));
   }
+  warn_of_stored_code(source);
   require_free(flags.to);
   export_hf(flags.to, {.config = plain,
                        .layout = layout,

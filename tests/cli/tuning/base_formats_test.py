@@ -5,6 +5,7 @@ import struct
 import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
+from adapters_test import floats, read_safetensors  # noqa: E402
 from program import ProgramTest, main  # noqa: E402
 
 BITSANDBYTES = pathlib.Path(__file__).parents[2] / "train" / "fixtures"
@@ -69,6 +70,30 @@ class BaseFormats(ProgramTest):
                 self.assertEqual(self.summary(self.root / name)["base_format"], code)
                 self.succeed(self.run_program("train", "--resume", self.root / name, "--steps", "3"))
                 self.refused(self.run_program("train", "--model", BITSANDBYTES / name, *work[:-2]), 4, "NF4")
+
+    def test_what_bitsandbytes_wrote_is_exported_as_its_values(self):
+        ids = self.file("ids.bin", struct.pack("<400H", *(i * 7 % 23 for i in range(400))))
+        data = ["--data", ids, "--device", "host", "--threads", "1", "--seq-len", "16"]
+        loss = lambda folder: json.loads(self.run_program("eval", "--model", folder, *data, "--json").stdout)["loss"]
+        values, _ = read_safetensors(BITSANDBYTES / "values.safetensors")
+        for name in ("nf4", "nf4_double"):
+            with self.subTest(name=name):
+                exported, run, merged = (self.root / f"{name}-{part}" for part in ("exported", "run", "merged"))
+                done = self.succeed(self.run_program("export", BITSANDBYTES / name, "--to", exported))
+                self.assertIn("NF4 by bitsandbytes", done.stderr)
+                self.assertNotIn("quantization_config", (exported / "config.json").read_text())
+                tensors, _ = read_safetensors(exported / "model.safetensors")
+                coded = [n for n in tensors if f"{n}.{name}" in values]
+                self.assertEqual(len(coded), 7)
+                for n in coded:
+                    self.assertEqual(floats(tensors[n]), floats(values[f"{n}.{name}"]), n)
+                self.assertEqual(loss(exported), loss(BITSANDBYTES / name))
+                self.succeed(self.run_program("train", "--model", BITSANDBYTES / name, *data, "--steps", "10", "--lora-rank", "2",
+                                              "--lr", "1e-2", "--out", run))
+                done = self.succeed(self.run_program("export", run, "--merged", "--to", merged))
+                self.assertIn("NF4 by bitsandbytes", done.stderr)
+                self.assertLess(abs(loss(merged) - loss(run)), 0.005)
+                self.assertGreater(abs(loss(merged) - loss(exported)), 0.05, "the adapter does too little to show anything")
 
     def test_nothing_frozen_has_no_base(self):
         work = ["--data", self.text, "--device", "host", "--steps", "1", "--seq-len", "32", "--model", "tiny-llama"]
