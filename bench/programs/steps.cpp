@@ -93,10 +93,10 @@ ModelConfig model_of(const Settings& s) {
   c.positions = s.sequence;
   if (s.vocabulary > 0) c.vocabulary = s.vocabulary;
   if (s.lora == 0) return c;
+  c.lora = LoraConfig{.rank = s.lora, .alpha = 2.0 * static_cast<double>(s.lora)};
   std::vector<std::string> modules;
   for (const LinearLayer& layer : linear_layers(c)) modules.push_back(layer.module);
-  c.lora = LoraConfig{.rank = s.lora, .alpha = 2.0 * static_cast<double>(s.lora)};
-  c.lora->modules.assign(static_cast<std::size_t>(c.layers), modules);
+  for (std::int64_t block = 0; block < c.layers; ++block) c.lora->adapt(static_cast<std::size_t>(block), modules);
   return c;
 }
 

@@ -39,7 +39,7 @@ using Json = nlohmann::ordered_json;
 // Change time and memory, never the state: so all rows of a sweep must agree in their digest.
 constexpr std::array<std::string_view, 7> sweepable{"device-memory", "host-memory",     "link-bandwidth", "update-rate",
                                                     "subgroup-size", "resident-layers", "prefetch-layers"};
-constexpr std::array<std::string_view, 26> fixed{"model",        "device",
+constexpr std::array<std::string_view, 27> fixed{"model",        "device",
                                                  "state",        "compute",
                                                  "recompute",    "offload-activations",
                                                  "freeze",       "micro-batch",
@@ -51,7 +51,8 @@ constexpr std::array<std::string_view, 26> fixed{"model",        "device",
                                                  "lora-rank",    "lora-alpha",
                                                  "lora-targets", "lora-dropout",
                                                  "lora-rslora",  "lora-modules-to-save",
-                                                 "adapter",      "base"};
+                                                 "lora-experts", "adapter",
+                                                 "base"};
 constexpr std::string_view rows_name = "rows.jsonl";
 constexpr std::string_view profile_name = "profile.toml";
 constexpr std::string_view compute_key = "compute_measured";

@@ -51,7 +51,8 @@ struct HfTensor {
 bool is_adapter(const Parameter& parameter) noexcept;
 /// Number of tensors that a parameter consists of, each an equal part of it: one, unless it is of experts.
 std::int64_t hf_tensor_count(const Parameter& parameter) noexcept;
-/// Tensor `index` of a parameter, in their order.
+/// Tensor `index` of a parameter of the model itself, in their order; throws MisuseError on one of an adapter, of which
+/// adapter_tensors() tells.
 HfTensor hf_tensor_of(const ModelConfig& config, const Parameter& parameter, std::int64_t index = 0);
 
 /// Writes the initial values of elements [first, first + values.size()) of one parameter: normal(0, initializer_range),

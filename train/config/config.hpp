@@ -61,9 +61,14 @@ struct LoraOptions {
   std::int64_t rank = 0;                     ///< 0: none
   std::optional<double> alpha;               ///< empty: twice the rank
   std::string targets;                       ///< as parse_lora_targets reads it; empty: all-linear
+  std::string experts;                       ///< matrices of experts that have some, as --lora-experts; empty: none
   std::optional<double> dropout;             ///< empty: 0
   std::optional<bool> rank_stabilized;       ///< empty: off
   std::vector<std::string> modules_to_save;  ///< ends of the names of modules that are trained whole beside them
+  /// Ranks and alphas of modules whose whole name, or what follows a dot in it, the regular expression matches: the
+  /// first that does. PEFT's rank_pattern and alpha_pattern.
+  std::vector<std::pair<std::string, std::int64_t>> rank_pattern{};
+  std::vector<std::pair<std::string, double>> alpha_pattern{};
   double alpha_or_default() const noexcept { return alpha.value_or(2.0 * static_cast<double>(rank)); }
   bool operator==(const LoraOptions&) const = default;
 };
@@ -112,7 +117,7 @@ struct TrainConfig {
   std::uint64_t seed = 42;
   std::string freeze;
   LoraOptions lora;
-  std::string adapter;                 ///< folder of an adapter that training goes on from; empty: none
+  std::string adapter;             ///< folder of an adapter that training goes on from; empty: none
   std::optional<WeightCode> base;  ///< format of frozen matrices; empty: as the model's files have them
   OnNonfinite on_nonfinite = OnNonfinite::skip;
   Speculate speculate = Speculate::automatic;

@@ -403,44 +403,47 @@ std::vector<std::string> names_in(std::string_view value) {
   return names;
 }
 
-constexpr std::array<std::pair<std::string_view, WeightCode>, 5> base_formats{{{"bf16", WeightCode::none},
-                                                                               {"int8", WeightCode::int8},
-                                                                               {"nf4", WeightCode::nf4},
-                                                                               {"nf4-double", WeightCode::nf4_double},
-                                                                               {"fp8", WeightCode::fp8}}};
+using BaseFormat = std::pair<std::string_view, WeightCode>;
+constexpr std::array base_formats{BaseFormat{"bf16", WeightCode::none}, BaseFormat{"int8", WeightCode::int8},
+                                  BaseFormat{"nf4", WeightCode::nf4}, BaseFormat{"nf4-double", WeightCode::nf4_double},
+                                  BaseFormat{"fp8", WeightCode::fp8}};
+
+/// A text that `parse` must understand.
+ConfigField targets(const Words& w, std::string LoraOptions::*member, LoraTargets (*parse)(std::string_view)) {
+  const auto set = [=](TrainConfig& c, std::string_view v) {
+    static_cast<void>(parse(v));
+    c.lora.*member = v;
+  };
+  return field(w, Kind::text, set, [=](const auto& c) { return shown(!(c.lora.*member).empty(), c.lora.*member); });
+}
 
 void add_adapter_fields(std::vector<ConfigField>& all) {
   using C = TrainConfig;
-  constexpr double largest_alpha = 1e6;
-  constexpr std::int64_t largest_rank = 1 << 16;
   all.push_back(field(
       {"lora-rank", "RANK", "none: all weights are trained", "16",
        "train low-rank adapters of this rank, and not the model's own weights"},
       Kind::number,
       [](C& c, std::string_view v) {
-        const std::int64_t rank = parse_integer(v);
-        if (rank < 1 || rank > largest_rank) out_of_range(v, "1 to 65536");
-        c.lora.rank = rank;
+        c.lora.rank = parse_integer(v);
+        if (c.lora.rank < 1 || c.lora.rank > 1 << 16) out_of_range(v, "1 to 65536");
       },
       [](const C& c) { return shown(c.lora.rank > 0, std::to_string(c.lora.rank)); }));
   all.push_back(field(
       {"lora-alpha", "ALPHA", "twice the rank", "32", "adapters count alpha / rank times"}, Kind::number,
       [](C& c, std::string_view v) {
-        c.lora.alpha = number_in(v, 0.0, largest_alpha);
+        c.lora.alpha = number_in(v, 0.0, 1e6);
         if (*c.lora.alpha == 0.0) out_of_range(v, "a number above 0");
       },
       [](const C& c) { return shown(c.lora.alpha.has_value(), print_number(c.lora.alpha.value_or(0.0))); }));
-  all.push_back(field(
-      {"lora-targets", "NAMES|REGEX", "all-linear: all linear layers of blocks but routers and experts",
-       "q_proj,v_proj",
-       "linear layers that have adapters: names with commas between them, or a regular expression that whole names "
-       "match, such as .*\\.[0-3]\\.mlp\\..*"},
-      Kind::text,
-      [](C& c, std::string_view v) {
-        static_cast<void>(parse_lora_targets(v));
-        c.lora.targets = v;
-      },
-      [](const C& c) { return shown(!c.lora.targets.empty(), c.lora.targets); }));
+  all.push_back(targets(
+      {"lora-targets", "NAMES|REGEX", "all-linear: all of blocks but routers and experts", "q_proj,v_proj",
+       "linear layers that have adapters: names with commas between them, a regular expression that whole names match, "
+       "such as .*\\.[0-3]\\.mlp\\..*, or none"},
+      &LoraOptions::targets, parse_lora_targets));
+  all.push_back(targets(
+      {"lora-experts", "NAMES", "none", "all",
+       "matrices of experts that have adapters too, as PEFT's target_parameters: all, or gate_up_proj or down_proj"},
+      &LoraOptions::experts, parse_lora_experts));
   all.push_back(field(
       {"lora-dropout", "SHARE", "0", "0.05", "share of the inputs of adapters that is set to zero in training"},
       Kind::number, [](C& c, std::string_view v) { c.lora.dropout = number_in(v, 0.0, 1.0); },
@@ -449,8 +452,7 @@ void add_adapter_fields(std::vector<ConfigField>& all) {
       {"lora-rslora", "", "off", "", "adapters count alpha / sqrt(rank) times"}, Kind::boolean,
       [](C& c, std::string_view v) { c.lora.rank_stabilized = truth(v); },
       [](const C& c) {
-        const auto& set = c.lora.rank_stabilized;
-        return shown(set.has_value(), set.value_or(false) ? "true" : "false");
+        return shown(c.lora.rank_stabilized.has_value(), c.lora.rank_stabilized.value_or(false) ? "true" : "false");
       }));
   all.push_back(field(
       {"lora-modules-to-save", "NAMES", "none", "embed_tokens,lm_head",

@@ -46,10 +46,14 @@ ModelConfig config_of(const Checkpoint& checkpoint) {
   }
 }
 
+/// The word before the targets of an adapter, for errors.
+std::string targets_of(const AdapterSource& adapter) {
+  return fmt::format("adapter {}: target_modules", adapter.folder().string());
+}
+
 /// Puts an adapter on top of its base.
 void put_on_top(ModelSource& source, std::shared_ptr<const AdapterSource> adapter) {
-  const std::string what = fmt::format("adapter {}: target_modules", adapter->folder().string());
-  source.config.lora = lora_config(source.config, adapter->description().options, what);
+  source.config.lora = lora_config(source.config, adapter->description().options, targets_of(*adapter));
   source.adapter = std::move(adapter);
 }
 
@@ -420,17 +424,29 @@ LoraOptions options_of(const LoraOptions& typed, const ModelConfig& model, const
             fmt::format("{}", fmt::join(options.modules_to_save, ",")));
   }
   if (typed.dropout) options.dropout = typed.dropout;
-  if (typed.targets.empty()) return options;
-  LoraOptions with_targets = options;
-  with_targets.targets = typed.targets;
-  const LoraConfig wanted = lora_config(model, with_targets, "--lora-targets");
-  if (wanted.modules != lora_config(model, options, "target_modules").modules) {
-    refuse_contradiction("--lora-targets", typed.targets, options.targets, adapter);
-  }
+  const auto compare_modules = [&](std::string_view flag, std::string LoraOptions::*names) {
+    if ((typed.*names).empty()) return;
+    LoraOptions with_typed = options;
+    with_typed.*names = typed.*names;
+    const LoraConfig wanted = lora_config(model, with_typed, "--lora-targets");
+    if (wanted.modules != lora_config(model, options, "target_modules").modules) {
+      refuse_contradiction(flag, typed.*names, options.*names, adapter);
+    }
+  };
+  compare_modules("--lora-targets", &LoraOptions::targets);
+  compare_modules("--lora-experts", &LoraOptions::experts);
   return options;
 }
 
 }  // namespace
+
+void take_patterns(TrainConfig& config, const Checkpoint& checkpoint) {
+  const std::string& text = checkpoint.manifest().adapter;
+  if (text.empty()) return;
+  const LoraOptions stored = parse_peft_config(text, checkpoint.directory().string()).options;
+  config.lora.rank_pattern = stored.rank_pattern;
+  config.lora.alpha_pattern = stored.alpha_pattern;
+}
 
 void take_adapters(TrainConfig& config, ModelSource& source, bool opens) {
   if (!config.adapter.empty() && source.adapter) {
@@ -445,7 +461,8 @@ void take_adapters(TrainConfig& config, ModelSource& source, bool opens) {
     throw UsageError(fmt::format("--freeze {}", config.freeze), "with adapters nothing else is trained anyway",
                      "leave it out");
   }
-  source.config.lora = lora_config(source.config, config.lora, "--lora-targets");
+  source.config.lora = lora_config(source.config, config.lora,
+                                   source.adapter ? targets_of(*source.adapter) : std::string("--lora-targets"));
   source.config.lora->seed = config.seed;
 }
 

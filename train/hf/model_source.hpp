@@ -74,6 +74,9 @@ ParameterLayout forward_layout(const ModelConfig& config);
 /// lora_config().
 void take_adapters(TrainConfig& config, ModelSource& source, bool opens = true);
 
+/// Takes ranks and alphas by module, which no flag says, from the checkpoint that a run goes on from.
+void take_patterns(TrainConfig& config, const Checkpoint& checkpoint);
+
 /// Whether training of this model may go on from the checkpoint: it holds state of the optimizer of `state` for the
 /// layout's parameters, frozen or trained alike, and its model computes the same of them, with as many heads for one,
 /// which shapes do not tell. Throws InputError that names the first difference.

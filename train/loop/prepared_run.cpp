@@ -60,6 +60,7 @@ void PreparedRun::open_model() {
   static_cast<void>(recompute_of(config(), source.config));     // refuses more blocks than there are
   source.config.validate();
   checkpoint = find_checkpoint(request);
+  if (checkpoint) take_patterns(request.config, *checkpoint);
   take_adapters(request.config, source, /*opens=*/checkpoint == nullptr || config().lora.rank == 0);
   const ParameterLayout layout = trained_layout(config(), source.config);
   check_weights(source, layout);

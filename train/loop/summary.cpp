@@ -1,7 +1,9 @@
 #include "train/loop/summary.hpp"
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <iterator>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string_view>
@@ -41,7 +43,9 @@ std::size_t emulated_bytes(const RunSetup& setup) {
 Json lora_of(const RunSetup& setup) {
   const auto& lora = setup.model_config.lora;
   if (!lora) return nullptr;
-  return {{"rank", lora->rank}, {"alpha", lora->alpha}, {"targets", target_names(setup.model_config, *lora)}};
+  std::vector<std::string> targets = target_names(setup.model_config, *lora);
+  std::ranges::copy(target_parameters(setup.model_config, *lora), std::back_inserter(targets));
+  return {{"rank", lora->rank}, {"alpha", lora->alpha}, {"targets", targets}};
 }
 
 /// Adds what DPO has beside other objectives.

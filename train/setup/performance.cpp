@@ -13,6 +13,7 @@
 #include "api/calibrate.hpp"
 #include "api/profile_cache.hpp"
 #include "core/base/error.hpp"
+#include "models/transformer/adapter_modules.hpp"
 #include "models/transformer/input_store.hpp"
 #include "scheduler/simulation/input_copies.hpp"
 
@@ -162,7 +163,9 @@ class LayoutWork {
       const double rows = of.experts > 0 ? expert_rows_ : tokens_;
       const auto inputs = static_cast<double>(of.inputs), outputs = static_cast<double>(of.outputs);
       if (frozen(layer, of.module + ".weight")) work.backward.matmul_flops -= 2.0 * rows * inputs * outputs;
-      if (config_.lora && config_.lora->adapts(block, of.module)) add_adapter(rows, inputs, outputs, again, work);
+    }
+    if (config_.lora) {
+      for (const AdapterModule& module : adapter_modules(config_)) add_adapter(block, module, again, work);
     }
     for (const Parameter& p : layer.parameters) {
       if (p.coded()) add_decoding(p, work);
@@ -178,12 +181,19 @@ class LayoutWork {
     return index >= 0 && !layer.parameters[static_cast<std::size_t>(index)].options.trainable;
   }
 
-  /// The product by A and then by B, whose result is added to the layer's; in backward two products for each.
-  void add_adapter(double rows, double inputs, double outputs, bool again, LayerWork& work) const {
-    const double flops = 2.0 * rows * static_cast<double>(config_.lora->rank) * (inputs + outputs);
-    const PassWork once{.matmul_flops = flops, .memory_bytes = 2.0 * rows * outputs * element_, .kernels = 3.0};
+  /// The product by A, and that by each B, whose result is added to its layer's; in backward two products for each.
+  void add_adapter(std::int64_t block, const AdapterModule& module, bool again, LayerWork& work) const {
+    const LoraModule* const lora = config_.lora->find(block, module.name);
+    if (lora == nullptr) return;
+    const double rows = module.experts() > 0 ? expert_rows_ : tokens_;
+    const auto inputs = static_cast<double>(module.inputs()), outputs = static_cast<double>(module.outputs());
+    const auto layers = static_cast<double>(module.layers.size());
+    const double flops = 2.0 * rows * static_cast<double>(lora->rank) * (inputs + outputs);
+    const PassWork once{
+        .matmul_flops = flops, .memory_bytes = 2.0 * rows * outputs * element_, .kernels = 2.0 + layers};
     add(work.forward, once);
-    add(work.backward, {.matmul_flops = 2.0 * flops, .memory_bytes = 2.0 * rows * inputs * element_, .kernels = 5.0});
+    add(work.backward,
+        {.matmul_flops = 2.0 * flops, .memory_bytes = 2.0 * rows * inputs * element_, .kernels = 2.0 + 3.0 * layers});
     if (again) add(work.backward, once);
   }
   /// Once in a use of the layer, which may serve several micro-batches.
