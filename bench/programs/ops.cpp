@@ -262,6 +262,17 @@ void decode(benchmark::State& state) {
       benchmark::Counter(moved * static_cast<double>(state.iterations()), benchmark::Counter::kIsRate);
 }
 
+/// Inputs of an adapter in training: a million elements, with the result added or not.
+void dropout(benchmark::State& state) {
+  const DType type = state.range(0) != 0 ? DType::bf16 : DType::f32;
+  const auto parallel = make_parallel(threads);
+  const Buffer x(type, {1024, 1024}), y(type, {1024, 1024});
+  const Dropout of{.rate = 0.1F, .seed = 1, .stream = 2, .first = 3};
+  for (auto _ : state) fast::dropout(*parallel, x, of, y, state.range(1) != 0);
+  state.counters["elements/s"] =
+      benchmark::Counter(1024.0 * 1024.0 * static_cast<double>(state.iterations()), benchmark::Counter::kIsRate);
+}
+
 void gpt2_products(benchmark::internal::Benchmark* b) {
   const std::int64_t shapes[][2] = {{768, 2304}, {768, 768}, {768, 3072}, {3072, 768}};
   for (const std::int64_t bf16_activations : {0, 1}) {
@@ -293,6 +304,7 @@ BENCHMARK(head_loss)
     ->Unit(benchmark::kMillisecond);
 BENCHMARK(attention)->ArgsProduct({{0, 1}, {0, 1}})->ArgNames({"bf16", "backward"})->UseRealTime();
 BENCHMARK(decode)->DenseRange(0, 4)->ArgNames({"code"})->UseRealTime();
+BENCHMARK(dropout)->ArgsProduct({{0, 1}, {0, 1}})->ArgNames({"bf16", "accumulate"})->UseRealTime();
 BENCHMARK(pointwise)->ArgsProduct({{0, 1}, {0, 1, 2, 3}})->ArgNames({"bf16", "gelu/d/norm/d"})->UseRealTime();
 
 }  // namespace

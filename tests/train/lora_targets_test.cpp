@@ -163,9 +163,11 @@ TEST(PeftConfig, LayersAndExcludedModulesAreThoseOfPeft) {
               ElementsAre("1self_attn.q_proj", "11self_attn.q_proj", "11mlp.up_proj"));
   EXPECT_THAT(matched(R"("target_modules": ".*_proj", "exclude_modules": "model\\.layers\\.11.*")"),
               ElementsAre("1self_attn.q_proj", "1mlp.up_proj"));
-  EXPECT_THAT(matched(R"("target_modules": ["q_proj"], "exclude_modules": "q_proj")"),
-              ElementsAre("1self_attn.q_proj", "11self_attn.q_proj"))
-      << "an expression is of the whole name";
+  for (const char* part : {"q_proj", ".*q_pro", "self_attn.q_proj"}) {
+    const std::string fields = R"("target_modules": ["q_proj"], "exclude_modules": ")" + std::string(part) + "\"";
+    EXPECT_THAT(matched(fields.c_str()), ElementsAre("1self_attn.q_proj", "11self_attn.q_proj"))
+        << "an expression is of the whole name, and " << part << " of a part";
+  }
 }
 
 TEST(LoraModules, NamesForPeftAreTheShortestThatNameTheseAlone) {
