@@ -115,6 +115,7 @@ TEST(LoraModules, ExpertsAreParametersOrModules) {
 
 TEST(LoraModules, ExpertsAreRefusedByName) {
   const ModelConfig model = with_experts();
+  EXPECT_THAT(refusal(model, experts("down_proj,gate.weight")), HasSubstr("gate.weight is a router's"));
   EXPECT_THAT(refusal(model, experts("up_proj")), HasSubstr("up_proj is no matrix of experts"));
   EXPECT_THAT(refusal(model, experts("all", "up_proj")), HasSubstr("name them once"));
   EXPECT_THAT(refusal(model, experts("")), HasSubstr("nothing has an adapter"));

@@ -3,8 +3,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <memory>
 #include <nlohmann/json.hpp>
-#include <optional>
 #include <string>
 #include <system_error>
 
@@ -305,21 +305,28 @@ class AdapterProduct {
   std::vector<float> matrix_a_, matrix_b_;
 };
 
-/// The adapter that a parameter of the model itself has; none where it has none.
-std::optional<AdapterProduct> product_of(const ModelConfig& config, const ParameterLayout& layout, const Parameter& p) {
-  if (p.layer < 1 || p.layer > config.layers) return std::nullopt;
+/// The adapter that a parameter of the model itself has; null where it has none.
+std::unique_ptr<AdapterProduct> product_of(const ModelConfig& config, const ParameterLayout& layout,
+                                           const Parameter& p) {
+  if (p.layer < 1 || p.layer > config.layers) return nullptr;
   const std::string block = layout.layer(p.layer).name + ".";
   for (const AdapterModule& module : adapter_modules(config)) {
     const LoraModule* const lora = config.lora->find(p.layer - 1, module.name);
     if (lora == nullptr) continue;
     for (const LinearLayer& layer : module.layers) {
       if (p.name != layer.module + ".weight") continue;
-      return AdapterProduct(layout.parameter(block + a_of(module)), layout.parameter(block + b_of(layer)),
-                            config.lora->scale(*lora));
+      return std::make_unique<AdapterProduct>(layout.parameter(block + a_of(module)),
+                                              layout.parameter(block + b_of(layer)), config.lora->scale(*lora));
     }
   }
-  return std::nullopt;
+  return nullptr;
 }
+
+/// The adapter of the parameter that was asked for last: one of experts is asked for in as many parts.
+struct LastProduct {
+  std::string parameter;
+  std::unique_ptr<AdapterProduct> product;
+};
 
 }  // namespace
 
@@ -334,12 +341,14 @@ void export_adapter(const fs::path& to, const AdapterExport& content) {
 std::function<void(const Parameter&, std::int64_t, std::span<float>)> merged_values(
     const ModelConfig& config, const ParameterLayout& layout,
     std::function<void(const Parameter&, std::int64_t, std::span<float>)> values) {
-  return [&config, &layout, values = std::move(values)](const Parameter& p, std::int64_t first, std::span<float> to) {
+  return [&config, &layout, values = std::move(values), last = std::make_shared<LastProduct>()](
+             const Parameter& p, std::int64_t first, std::span<float> to) {
     values(layout.parameter(p.full_name), first, to);
-    auto product = product_of(config, layout, p);
-    if (!product) return;
-    product->load(values);
-    product->add(first, to);
+    if (last->parameter != p.full_name) {
+      *last = {p.full_name, product_of(config, layout, p)};
+      if (last->product) last->product->load(values);
+    }
+    if (last->product) last->product->add(first, to);
   };
 }
 

@@ -144,6 +144,10 @@ void require_experts(const ModelConfig& config, const LoraTargets& experts, cons
   for (const std::string& name : experts.names) {
     const auto is_it = [&](const Candidate& c) { return c.is_parameter && names_one(c, name); };
     if (std::ranges::any_of(candidates, is_it)) continue;
+    if (name.ends_with("gate.weight")) {
+      throw UsageError(what, fmt::format("{} is a router's, which has no adapter", name),
+                       "train one without it: PEFT's all-linear takes routers too, names of layers do not");
+    }
     throw UsageError(what, fmt::format("{} is no matrix of experts", name),
                      "they are mlp.experts.gate_up_proj and mlp.experts.down_proj; linear layers are named by "
                      "--lora-targets");
