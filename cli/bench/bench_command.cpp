@@ -25,6 +25,7 @@
 #include "io/atomic_file.hpp"
 #include "scheduler/tasks/traffic.hpp"
 #include "train/config/units.hpp"
+#include "train/hf/trained_layout.hpp"
 #include "train/runtime/stop_signal.hpp"
 #include "train/setup/performance.hpp"
 #include "train/setup/profile_machine.hpp"

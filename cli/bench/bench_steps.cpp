@@ -17,7 +17,8 @@ BenchSteps::BenchSteps(RunSetup& run, const TrainConfig& config, const ModelSour
       vocabulary_(source.config.vocabulary),
       at_once_(static_cast<std::size_t>(run.model->shape().micro_batches)) {
   Parallel& threads = run.device->host_kernels().parallel();
-  loaded_.engine().initialize(initial_values(source, run.layout, config.seed, &threads));
+  const ParameterValues values = initial_values(source, run.layout, config.seed, &threads);
+  loaded_.engine().initialize(values, initial_codes(source));
 }
 
 MeasuredFigures BenchSteps::measure(int steps, bool apart, double dram_rate) {

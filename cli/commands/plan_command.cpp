@@ -19,6 +19,7 @@
 #include "scheduler/search/upgrades.hpp"
 #include "train/config/units.hpp"
 #include "train/hf/model_source.hpp"
+#include "train/hf/trained_layout.hpp"
 #include "train/setup/profile_machine.hpp"
 #include "train/setup/run_setup.hpp"
 #include "train/setup/training_data.hpp"

@@ -8,6 +8,7 @@
 #include "train/hf/lora_modules.hpp"
 #include "train/hf/model_source.hpp"
 #include "train/hf/peft_config.hpp"
+#include "train/hf/trained_layout.hpp"
 
 namespace tandem {
 namespace {
@@ -120,6 +121,29 @@ TEST(TrainedLayout, TrainsAdaptersAndSavedModulesAlone) {
   TrainConfig all_trained;
   all_trained.base = WeightCode::nf4;
   EXPECT_THROW(trained_layout(all_trained, builtin_model("tiny-llama")), UsageError);
+}
+
+TEST(TrainedLayout, StoresFrozenMatricesOfBlocksInFewerBits) {
+  ModelConfig model = builtin_model("tiny-llama");
+  TrainConfig config;
+  config.freeze = "layers.0|embed|norm";
+  EXPECT_EQ(base_format(trained_layout(config, model)), WeightCode::none);
+  config.base = WeightCode::int8;
+  const ParameterLayout layout = trained_layout(config, model);
+  EXPECT_EQ(base_format(layout), WeightCode::int8);
+  for (const Parameter* p : layout.owned_parameters()) {
+    const bool matrix = p->layer == 1 && p->shape.rank() > 1;
+    EXPECT_EQ(p->coded(), matrix) << p->full_name;
+    EXPECT_EQ(p->options.trainable, !matrix && p->name != "tokens" && p->full_name.find("norm") == std::string::npos)
+        << p->full_name;
+  }
+  config.base = std::nullopt;
+  model.stored_code = WeightCode::nf4;  // as its files have it
+  EXPECT_EQ(base_format(trained_layout(config, model)), WeightCode::nf4);
+  config.freeze = "norm";
+  EXPECT_EQ(base_format(trained_layout(config, model)), WeightCode::none);
+  config.base = WeightCode::nf4;
+  EXPECT_THROW(trained_layout(config, model), UsageError);
 }
 
 }  // namespace

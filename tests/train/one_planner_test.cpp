@@ -5,6 +5,7 @@
 #include "core/base/error.hpp"
 #include "tests/scheduler/machines.hpp"
 #include "train/hf/model_source.hpp"
+#include "train/hf/trained_layout.hpp"
 #include "train/setup/profile_machine.hpp"
 #include "train/setup/run_setup.hpp"
 

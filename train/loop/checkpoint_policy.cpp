@@ -33,7 +33,8 @@ CheckpointPolicy::CheckpointPolicy(PreparedRun& run, RankWorkers& workers, RunDi
                                                           .copies = run.setup.saving.copies,
                                                           .on_failure = run.config().on_save_failure,
                                                           .saved = run.setup.saved_state(),
-                                                          .elsewhere = run.base_hashes,
+                                                          .elsewhere = run.base_hashes.stored,
+                                                          .original = run.base_hashes.original,
                                                           .beside = run.source.beside,
                                                           .predict = predictor(),
                                                           .urgent = [] { return StopSignal::received() != 0; }},
@@ -61,8 +62,10 @@ Manifest CheckpointPolicy::manifest() const {
   m.plan = run_.setup.plan.outline_json();
   if (run_.setup.model_config.lora) {
     m.adapter = peft_config_text(run_.setup.model_config, run_.config().lora, absolute_path(run_.source.base));
-    m.base_format = base_name(run_.setup.base_format());
+  } else if (run_.setup.saved_state() == SavedState::trained && run_.source.loads_weights()) {
+    m.base = absolute_path(run_.source.base);
   }
+  if (run_.setup.saved_state() == SavedState::trained) m.base_format = base_name(run_.setup.base_format());
   run_.record.write_to(m);
   const MixSampler::State place = run_.sampler->state();
   m.seed = place.sources.front().seed;

@@ -12,6 +12,7 @@
 #include "core/base/version.hpp"
 #include "core/host/topology.hpp"
 #include "train/config/units.hpp"
+#include "train/hf/trained_layout.hpp"
 #include "train/loop/resume_point.hpp"
 #include "train/report/run_directory.hpp"
 #include "train/setup/training_data.hpp"
@@ -55,6 +56,7 @@ void PreparedRun::open_model() {
   if (config().from_scratch) {
     source.weights.reset();
     source.checkpoint.reset();
+    source.on_top.clear();
   }
   static_cast<void>(sequence_length(config(), source.config));  // refuses one beyond the positions
   static_cast<void>(recompute_of(config(), source.config));     // refuses more blocks than there are

@@ -50,7 +50,7 @@ class PreparedRun {
   Schedule schedule;
   std::optional<MixSampler> sampler;  ///< never empty
   RunRecord record;
-  BaseHashes base_hashes;  ///< hashes of the base that adapters are trained over, once it is loaded
+  BaseHashes base_hashes;  ///< hashes of frozen parameters that checkpoints leave out, once they are loaded
 
  private:
   void check_request() const;

@@ -76,7 +76,7 @@ StepLoop::StepLoop(PreparedRun& run, RunOutput& output)
 /// Returns whether the state is that of a checkpoint in the run's own folder.
 bool StepLoop::load_weights() {
   bool saved = false;
-  const bool needs_base = run_.setup.model_config.lora.has_value();
+  const bool needs_base = run_.setup.saved_state() == SavedState::trained;
   if (needs_base) initialize();
   while (run_.checkpoint && !load_checkpoint()) {
     run_.pass_over_checkpoint();
@@ -95,30 +95,38 @@ bool StepLoop::load_weights() {
   return saved;
 }
 
-/// Codes of parameters whose files have them already. Their values pass through `values` all the same, which may note
-/// their hashes.
-OffloadEngine::Codes StepLoop::taken_over(const ParameterValues& values) const {
-  return [codes = initial_codes(run_.source, run_.setup.layout), &values](const Parameter& p, CodeSink& sink) {
+/// Codes of parameters whose files have them already. Their values pass through `values` all the same, which notes
+/// their hashes; null: they do not.
+OffloadEngine::Codes StepLoop::taken_over(const ParameterValues* values) const {
+  return [codes = initial_codes(run_.source), values](const Parameter& p, CodeSink& sink) {
     if (!codes(p, sink)) return false;
+    if (values == nullptr) return true;
     std::vector<float> passing(std::size_t{1} << 18);
     for (std::int64_t first = 0; first < p.count; first += std::ssize(passing)) {
       passing.resize(static_cast<std::size_t>(std::min(std::ssize(passing), p.count - first)));
-      values(p, first, passing);
+      (*values)(p, first, passing);
     }
     return true;
   };
 }
 
-/// Gives the model its first values, and notes the hashes of those that adapters are trained over.
+/// Gives the model its first values, and notes the hashes of those that checkpoints leave out.
 void StepLoop::initialize() {
+  const bool notes = run_.setup.saved_state() == SavedState::trained;
   workers_.run([&](LoadedModel& member, Rank rank) {
     Parallel& threads = member.device().host_kernels().parallel();
     ParameterValues values = initial_values(run_.source, run_.setup.layout, run_.config().seed, &threads);
-    if (run_.setup.model_config.lora && rank.index == 0) {
-      values = hashing(std::move(values),
-                       [&](const Parameter& p, const std::string& hash) { run_.base_hashes[p.full_name] = hash; });
+    if (!notes || rank.index > 0) return member.engine().initialize(values, taken_over(nullptr));
+    BaseHashes& hashes = run_.base_hashes;
+    values = hashing(
+        std::move(values), [](const Parameter& p) { return !p.options.trainable; },
+        [&](const Parameter& p, const std::string& hash) {
+          (p.coded() ? hashes.original : hashes.stored)[p.full_name] = hash;
+        });
+    member.engine().initialize(values, taken_over(&values));
+    for (const Parameter* p : run_.setup.layout.owned_parameters()) {
+      if (p->coded()) hashes.stored[p->full_name] = member.engine().code_hash(*p);
     }
-    member.engine().initialize(values, taken_over(values));
   });
 }
 
@@ -312,7 +320,7 @@ EndReason StepLoop::end_reason(bool interrupted) const {
 
 void StepLoop::finish(bool interrupted) {
   checkpoints_->save_at_the_end();
-  const std::string digest = workers_.state_digest(run_.setup.saved_state(), run_.base_hashes);
+  const std::string digest = workers_.state_digest(run_.setup.saved_state(), run_.base_hashes.stored);
   if (directory_) {
     std::string text;
     const EndReason reason = end_reason(interrupted);

@@ -29,7 +29,7 @@ class StepLoop {
  private:
   bool load_weights();
   void initialize();
-  OffloadEngine::Codes taken_over(const ParameterValues& values) const;
+  OffloadEngine::Codes taken_over(const ParameterValues* values) const;
   bool take_reference();
   bool load_checkpoint();
   void open_files();

@@ -90,7 +90,9 @@ bool CheckpointSaver::save(Manifest manifest, std::int64_t steps, bool best) {
   manifest_.optimizer = optimizer_of(engine_.plan().state);
   manifest_.parameters = checkpoint_parameters(engine_);
   for (CheckpointParameter& p : manifest_.parameters) {
-    if (options_.saved == SavedState::trained && !p.trainable) p.elsewhere = options_.elsewhere.at(p.name);
+    if (options_.saved == SavedState::all || p.trainable) continue;
+    p.elsewhere = options_.elsewhere.at(p.name);
+    if (const auto own = options_.original.find(p.name); own != options_.original.end()) p.original = own->second;
   }
   manifest_.adam_step = engine_.step();
   best_pending_ = best;

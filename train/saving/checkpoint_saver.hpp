@@ -34,7 +34,8 @@ struct SaverOptions {
   SavedState saved = SavedState::all;
   /// Hashes, by full name, of the frozen parameters that are not saved.
   std::map<std::string, std::string> elsewhere{};
-  std::vector<FileBeside> beside{};  ///< copied into every checkpoint, where they still exist
+  std::map<std::string, std::string> original{};  ///< hashes of the coded ones' values in the base
+  std::vector<FileBeside> beside{};               ///< copied into every checkpoint, where they still exist
   /// Predicts the steps beside a save under a plan, on a disk of so many bytes a second (0: not measured yet). Called
   /// on the saver's thread; may be empty.
   std::function<std::optional<SaveSlowdown>(const Plan& plan, double disk)> predict{};

@@ -13,7 +13,6 @@
 #include "scheduler/plan/rank_slice.hpp"
 #include "scheduler/search/replan.hpp"
 #include "scheduler/tasks/traffic.hpp"
-#include "train/hf/model_source.hpp"
 #include "train/setup/fastest_shape.hpp"
 #include "train/setup/host_rows.hpp"
 #include "train/setup/performance.hpp"
@@ -290,14 +289,6 @@ class RunPlanner {
 Rank first_rank(const TrainConfig& of_all) { return {0, static_cast<int>(split_device_names(of_all.device).size())}; }
 
 }  // namespace
-
-WeightCode RunPlan::base_format() const noexcept {
-  for (const Layer& layer : layout.layers()) {
-    const auto coded = std::ranges::find_if(layer.parameters, &Parameter::coded);
-    if (coded != layer.parameters.end()) return coded->options.code;
-  }
-  return WeightCode::none;
-}
 
 RunPlan plan_run(const TrainConfig& of_all, const ModelConfig& model, const RunPurpose& purpose,
                  const RunMachine& machine) {

@@ -13,6 +13,7 @@
 #include "scheduler/plan/plan.hpp"
 #include "scheduler/search/auto.hpp"
 #include "train/config/config.hpp"
+#include "train/hf/trained_layout.hpp"
 #include "train/saving/checkpoint_space.hpp"
 #include "train/saving/save_prediction.hpp"
 
@@ -71,9 +72,12 @@ struct RunPlan {
   std::vector<RunPlan> other_ranks{};  ///< rank by rank from 1 on; without a prediction, saving or order of their own
 
   /// Format of the frozen matrices of blocks; none: as weights are.
-  WeightCode base_format() const noexcept;
-  /// Parameters whose values its checkpoints hold: with adapters the trained ones alone.
-  SavedState saved_state() const noexcept { return model_config.lora ? SavedState::trained : SavedState::all; }
+  WeightCode base_format() const noexcept { return tandem::base_format(layout); }
+  /// Parameters whose values its checkpoints hold: with adapters, or over frozen matrices in fewer bits, the trained
+  /// ones alone.
+  SavedState saved_state() const noexcept {
+    return model_config.lora || base_format() != WeightCode::none ? SavedState::trained : SavedState::all;
+  }
   int ranks() const noexcept { return 1 + static_cast<int>(other_ranks.size()); }
   /// Bytes of each device, and of all of the host.
   std::size_t planned_device_bytes() const noexcept { return memory.device_bytes(); }

@@ -7,7 +7,7 @@
 
 #include "core/base/error.hpp"
 #include "core/device/device_name.hpp"
-#include "train/hf/model_source.hpp"
+#include "train/hf/trained_layout.hpp"
 #include "train/setup/performance.hpp"
 
 namespace tandem {

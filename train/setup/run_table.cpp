@@ -69,8 +69,12 @@ std::string RunPlan::table() const {
   int buffers = 0;
   for (const auto& c : plan.size_classes) buffers = std::max(buffers, c.weight_buffers);
   const bool training = shape.training;
+  const WeightCode code = base_format();
+  const std::string stored = code == WeightCode::none
+                                 ? ""
+                                 : fmt::format("; frozen matrices of blocks in {}, all else as it is", base_name(code));
   const std::array<std::string, 5> notes{
-      fmt::format("{} of {} layers resident, {} in flight", resident, layout.layer_count(), buffers),
+      fmt::format("{} of {} layers resident, {} in flight{}", resident, layout.layer_count(), buffers, stored),
       training ? "bf16, flushed during backward" : "none",
       training ? fmt::format("{:.0f}% resident, {:.0f}% streamed, {:.0f}% on the CPU ({})", percent(shares.resident),
                              percent(shares.streamed), percent(shares.cpu), plan.policy_text())
