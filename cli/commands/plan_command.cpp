@@ -436,7 +436,10 @@ std::string fit(const PlanFlags& flags, TrainConfig& config, ModelSource& source
 void take_sequences_of(TrainConfig& config, const ModelSource& source) {
   if (!config.data.empty() || !config.mix.empty()) {
     try {
-      return take_sequences(config, source.config, open_training_data(config, source));
+      const TrainingData data = open_training_data(config, source);
+      std::unique_ptr<TokenSource> eval_data;
+      if (!config.eval_data.empty()) eval_data = open_tokens(config.eval_data, config, source, "--eval-data");
+      return take_sequences(config, source.config, data, eval_data.get());
     } catch (const Error& error) {
       spdlog::warn("the data is not read, so that sequences are as without it: {}", error.what());
     }

@@ -225,6 +225,8 @@ class Preferences(ProgramTest):
             return json.loads(self.succeed(self.run_program("plan", *WORK, "--data", self.data, *flags, "--json")).stdout)
         names = {e["name"]: e["bytes"] for e in planned()["entries"]}
         self.assertEqual(names["reference of DPO"], 256)  # 48 numbers, aligned
+        names = {e["name"]: e["bytes"] for e in planned("--eval-data", self.data)["entries"]}
+        self.assertEqual(names["reference of DPO"], 512, "those of --eval-data count, too")
 
 
 if __name__ == "__main__":
