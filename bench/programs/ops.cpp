@@ -184,6 +184,17 @@ void head_loss(benchmark::State& state) {
   report(state, (gradient ? 6.0 : 2.0) * static_cast<double>(tokens * channels * vocabulary));
 }
 
+/// Pairs of sequences, of which the losses of all tokens are there.
+void preference_loss(benchmark::State& state) {
+  const std::int64_t pairs = state.range(0), length = state.range(1);
+  const auto parallel = make_parallel(threads);
+  const Buffer losses(DType::f32, {2 * pairs, length}), reference(DType::f32, {2 * pairs});
+  const Buffer factors(DType::f32, {2 * pairs}), results(DType::f32, {pairs, 3});
+  const PreferenceLoss of{.losses = losses, .reference = reference, .sequence_factors = factors, .pairs = results};
+  for (auto _ : state) fast::preference_loss(*parallel, of);
+  state.SetBytesProcessed(state.iterations() * 2 * pairs * length * 4);
+}
+
 constexpr AttentionShape gpt2_heads{
     .batch = tokens / sequence, .sequence = sequence, .heads = 12, .kv_heads = 12, .head_dim = 64, .scale = 0.125F};
 
@@ -291,6 +302,7 @@ BENCHMARK(head_loss)
     ->ArgNames({"bf16", "gradient"})
     ->UseRealTime()
     ->Unit(benchmark::kMillisecond);
+BENCHMARK(preference_loss)->Args({1, 1024})->Args({8, 4096})->ArgNames({"pairs", "tokens"})->UseRealTime();
 BENCHMARK(attention)->ArgsProduct({{0, 1}, {0, 1}})->ArgNames({"bf16", "backward"})->UseRealTime();
 BENCHMARK(decode)->DenseRange(0, 4)->ArgNames({"code"})->UseRealTime();
 BENCHMARK(pointwise)->ArgsProduct({{0, 1}, {0, 1, 2, 3}})->ArgNames({"bf16", "gelu/d/norm/d"})->UseRealTime();
