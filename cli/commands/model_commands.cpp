@@ -208,8 +208,8 @@ std::string base_format_of(const ModelSource& source) {
 /// Warns where the model that is written is not what was trained, as frozen weights were in another format.
 void warn_of_base_format(const ModelSource& source) {
   if (const WeightCode code = source.config.stored_code; code != WeightCode::none) {
-    return spdlog::warn("{} has weights in {} and no others: what is written is decoded from them", source.base,
-                        base_name(code));
+    return spdlog::warn("{} has weights in {} and no others: what is written is decoded from them",
+                        source.on_top.empty() ? source.base : source.on_top.front()->manifest().base, base_name(code));
   }
   const std::string format = base_format_of(source);
   if (format == "bf16") return;
