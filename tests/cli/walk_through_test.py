@@ -26,6 +26,18 @@ def blocks(page, kind):
     return re.findall(rf"```{kind}\n(.*?)```", text, re.S)
 
 
+def commands_of(page):
+    """Commands of a page, of one line each but for those whose quotes span several."""
+    found = [""]
+    for block in blocks(page, "sh"):
+        for line in block.replace("\\\n", " ").splitlines():
+            if found[-1].count('"') % 2:
+                found[-1] += "\n" + line
+            else:
+                found.append(line)
+    return [command for command in found if command.strip()]
+
+
 class WalkThrough(unittest.TestCase):
     def test_fine_tuning(self):
         self.walk("fine-tuning.md", "runs/chat")
@@ -44,7 +56,7 @@ class WalkThrough(unittest.TestCase):
             scripts = blocks(page, "python")
             (folder / "make_model.py").write_text(scripts[0])
             (folder / "look.py").write_text(scripts[1])
-            commands = [c for block in blocks(page, "sh") for c in block.replace("\\\n", " ").splitlines() if c.strip()]
+            commands = commands_of(page)
             self.assertGreaterEqual(len(commands), 6)
             for command in commands:
                 if command in passed_over:
