@@ -70,7 +70,7 @@ void add_up(const BlockForward& call, TensorView down, TensorView up, TensorView
 void Adapters::forward(const BlockForward& call, std::string_view module, TensorView x, TensorView y,
                        const AdapterBuffers& b) const {
   const Use found = use(call.layer, module, b);
-  if (!found) return;
+  if (!found || call.of_reference) return;
   if (drops() && call.draw != nullptr) {
     const TensorView dropped = as_wide(b.wide, x);
     call.ops.dropout(x, dropout(call.layer, *found.adapter, *call.draw), dropped, false, call.stream);
@@ -110,7 +110,7 @@ void Adapters::input_gradient(const BlockBackward& call, std::string_view module
 void Adapters::expert_forward(const BlockForward& call, std::string_view module, RowValues x, const Routing& routing,
                               TensorView y, const AdapterBuffers& b) const {
   const Use found = use(call.layer, module, b);
-  if (!found) return;
+  if (!found || call.of_reference) return;
   call.ops.expert_linear(x, call.weights[found.adapter->a], routing, found.down, call.stream);
   scale(call.ops, found.down, call.stream);
   if (y) call.ops.expert_backward_input({found.down}, call.weights[found.adapter->b], routing, y, true, call.stream);

@@ -33,7 +33,8 @@ class Adapters {
   /// Whether that linear layer of a block has an adapter.
   bool has(std::int64_t block, std::string_view module) const { return lora_ && lora_->adapts(block, module); }
 
-  // Each of these does nothing where the layer has no adapter. `x`, `y`: the layer's input and output.
+  // Each of these does nothing where the layer has no adapter, or the call goes without. `x`, `y`: the layer's input
+  // and output.
   /// y += scale (x A^T) B^T; with an empty y only what backward needs is computed.
   void forward(const BlockForward& call, std::string_view module, TensorView x, TensorView y,
                const AdapterBuffers& b) const;

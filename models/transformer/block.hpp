@@ -28,9 +28,10 @@ struct BlockForward {
   std::int64_t layer = 0;               ///< index among the blocks
   RecordsView records;                  ///< records of the rows of x
   TensorView x;                         ///< read
-  TensorView y;                         ///< written; empty: only what backward needs is computed
+  TensorView y;                         ///< written, may be x; empty: only what backward needs is computed
   const CachedCall* cached = nullptr;   ///< set for a cached shape, whose x may have fewer rows than it; else null
   const std::uint64_t* draw = nullptr;  ///< number of the micro-batch, in training: dropout draws by it; else null
+  bool of_reference = false;            ///< forward of DPO's reference, which has no adapters
 
   bool few_rows() const { return cached != nullptr && cached->decodes; }
 };

@@ -80,6 +80,9 @@ struct RunShape {
   /// Beta of direct preference optimization, whose loss is of pairs of sequences as PreferenceLoss has it: B is even.
   /// 0: the loss is of each target.
   float preference_beta = 0.0F;
+  /// `train` computes the log-probabilities under the reference too, which is the model without its adapters: forward
+  /// runs twice over the weights of each layer. It takes no memory of its own.
+  bool reference_in_step = false;
   /// Positions of each of B rows of a cache of keys and values, for `decode` and nothing else, which takes at most T
   /// tokens of a sequence at once; 0: no cache.
   std::int64_t cached = 0;
@@ -163,7 +166,8 @@ class Transformer {
   /// (B T) f32 on the device: loss of each target after `train` or `evaluate`.
   TensorView losses(std::int64_t micro = 0) const;
   /// Device buffers of a shape of preferences, else empty: log-probabilities of the sequences under the reference, (B)
-  /// f32, which the caller fills as tokens; PreferenceLoss::pairs, (B / 2, 3) f32, after `train` or `evaluate`.
+  /// f32, which the caller fills as tokens, or with reference_in_step `train` itself; PreferenceLoss::pairs, (B / 2, 3)
+  /// f32, after `train` or `evaluate`.
   TensorView reference(std::int64_t micro = 0) const;
   TensorView pairs(std::int64_t micro = 0) const;
 
