@@ -19,7 +19,9 @@
 #include "scheduler/search/upgrades.hpp"
 #include "train/config/units.hpp"
 #include "train/hf/model_source.hpp"
+#include "train/report/record_scores.hpp"
 #include "train/setup/profile_machine.hpp"
+#include "train/setup/reference_choice.hpp"
 #include "train/setup/run_setup.hpp"
 #include "train/setup/training_data.hpp"
 
@@ -57,6 +59,7 @@ struct Planned {
   Saving saving;
   std::optional<CheckpointSpace> checkpoints;
   std::string order;  ///< order of the micro-batches; empty for a single one
+  std::optional<ReferencePlan> reference;
   std::string activations;
   std::optional<Simulation> predicted;
   std::optional<double>
@@ -112,6 +115,14 @@ Json json_of(const std::optional<CheckpointSpace>& checkpoints) {
           {"free_bytes", available ? Json(*available) : Json(nullptr)}};
 }
 
+Json json_of(const ReferencePlan& reference) {
+  const auto seconds = [](const std::optional<double>& of) { return of ? Json(*of) : Json(nullptr); };
+  return {{"when", reference.in_step ? "step" : "before"},
+          {"why", reference.text},
+          {"before_seconds", seconds(reference.before_seconds)},
+          {"added_seconds", seconds(reference.added_seconds)}};
+}
+
 double seconds_of_tokens(const Planned& planned) {
   return static_cast<double>(planned.tokens) / planned.targets * planned.predicted->step_seconds;
 }
@@ -149,6 +160,7 @@ Json json_of(const Planned& planned, const std::string& fitted) {
         planned.confirmed_seconds ? Json(*planned.confirmed_seconds) : Json(nullptr);
     json["bound_by"] = name_of(planned.predicted->bound_by());
   }
+  if (planned.reference) json["reference"] = json_of(*planned.reference);
   if (planned.tokens > 0) json["tokens"] = {{"count", planned.tokens}, {"seconds", seconds_of_tokens(planned)}};
   if (!fitted.empty()) json["fit"] = fitted;
   for (const Candidate& c : planned.candidates) {
@@ -307,6 +319,7 @@ Planned planned_of(const PlanFlags& flags, const TrainConfig& config, const RunP
   planned.saving = run.saving;
   planned.checkpoints = run.checkpoints;
   planned.order = run.order;
+  planned.reference = run.reference;
   planned.activations = activations_of(run.model_config, run.shape);
   planned.parameters = run.layout.parameter_count();
   if (!run.prediction) {
@@ -435,7 +448,9 @@ std::string fit(const PlanFlags& flags, TrainConfig& config, ModelSource& source
 void take_sequences_of(TrainConfig& config, const ModelSource& source) {
   if (!config.data.empty() || !config.mix.empty()) {
     try {
-      return take_sequences(config, source.config, open_training_data(config, source));
+      take_sequences(config, source.config, open_training_data(config, source));
+      config.sequences.has_scores = has_scores(config.data);
+      return;
     } catch (const Error& error) {
       spdlog::warn("the data is not read, so that sequences are as without it: {}", error.what());
     }
@@ -452,7 +467,10 @@ int plan(const PlanFlags& flags) {
   if (flags.fit == "model" && !config.adapter.empty()) {
     throw UsageError("--fit model", "an adapter is of one model", "name it, and leave out --fit model");
   }
-  if (flags.fit != "model") take_adapters(config, source);
+  if (flags.fit != "model") {
+    take_adapters(config, source);
+    settle_reference(config, source);
+  }
   // With --fit model the sequence length depends on the model that is found.
   if (flags.fit != "model") take_sequences_of(config, source);
   try {

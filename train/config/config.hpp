@@ -41,6 +41,10 @@ enum class OnSaveFailure : std::uint8_t { stop, go_on };
 /// Objective of a run: each target, or which answer of a pair is preferred (DPO, Rafailov et al., arXiv 2305.18290).
 enum class Objective : std::uint8_t { lm, dpo };
 
+/// Where the log-probabilities under DPO's reference are computed: in passes before the first step, or in each step
+/// beside those of the model that is trained. The bits are the same.
+enum class DpoReference : std::uint8_t { automatic, before, step };
+
 /// A source of data and its weight, which is to those of the others as its windows are to theirs.
 struct MixEntry {
   std::string path;
@@ -53,7 +57,9 @@ struct SequenceFacts {
   /// Length of a record -> its number in a sequence, on average over a sample. Empty: each sequence is one record.
   std::map<std::int64_t, double> records;
   double target_share = 1.0;  ///< share of tokens that are targets
-  std::int64_t scored = 0;    ///< records of which a reference's log-probability is held, for --objective dpo
+  std::int64_t scored = 0;    ///< records for --objective dpo, whose log-probabilities are held where computed before
+  std::int64_t held_out = 0;  ///< records of its evaluations, whose log-probabilities always are
+  bool has_scores = false;    ///< log-probabilities of the former lie beside them
 };
 
 /// Low-rank adapters that a run trains in place of the model's own weights.
@@ -78,6 +84,7 @@ struct TrainConfig {
   bool document_attention = false;  ///< documents of a stream are records, which do not see each other
   Objective objective = Objective::lm;
   double dpo_beta = 0.1;  ///< how much a reward weighs that departs from the reference, of DPO alone
+  DpoReference dpo_reference = DpoReference::automatic;
   std::string out;
   std::string device = "auto";
   std::size_t device_memory = 0;  ///< bytes; 0: what is free, less a margin

@@ -133,10 +133,8 @@ struct Vocabulary {
     throw UsageError(fmt::format("'{}'", value), "not supported", fmt::format("use {}", known));
   }
   std::string_view print(T value) const {
-    for (const auto& [word, meaning] : words) {
-      if (meaning == value) return word;
-    }
-    throw MisuseError("a choice without a word");
+    const auto found = std::ranges::find(words, value, &std::pair<std::string_view, T>::second);
+    return found != words.end() ? found->first : throw MisuseError("a choice without a word");
   }
 };
 
@@ -231,8 +229,7 @@ ConfigField layers(const Words& w, int TrainConfig::*member, int least, int auto
 }
 
 // Weights of a mix: within these bounds every source has a share, and their sum is a number.
-constexpr double least_mix_weight = 1e-9;
-constexpr double most_mix_weight = 1e9;
+constexpr double least_mix_weight = 1e-9, most_mix_weight = 1e9;
 
 /// "a.bin" of "./a.bin".
 std::filesystem::path normal_path(std::string_view path) { return std::filesystem::path(path).lexically_normal(); }
@@ -299,6 +296,11 @@ void add_input_fields(std::vector<ConfigField>& all) {
       &C::objective, {{"lm", Objective::lm}, {"dpo", Objective::dpo}}));
   all.push_back(number({"dpo-beta", "BETA", "0.1", "0.3", "of --objective dpo: factor of the rewards"}, &C::dpo_beta,
                        0.0, unlimited, true));
+  all.push_back(choice<DpoReference>(
+      {"dpo-reference", "WHEN", "auto: what is predicted to take less time", "step",
+       "of --objective dpo: its reference is computed before the first step, or in each step of adapters"},
+      &C::dpo_reference,
+      {{"auto", DpoReference::automatic}, {"before", DpoReference::before}, {"step", DpoReference::step}}));
   all.push_back(text(
       {"out", "DIR", "nothing is saved", "runs/first", "run directory: configuration, metrics, summary, checkpoints"},
       &C::out));

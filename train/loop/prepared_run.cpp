@@ -13,7 +13,9 @@
 #include "core/host/topology.hpp"
 #include "train/config/units.hpp"
 #include "train/loop/resume_point.hpp"
+#include "train/report/record_scores.hpp"
 #include "train/report/run_directory.hpp"
+#include "train/setup/reference_choice.hpp"
 #include "train/setup/training_data.hpp"
 
 namespace tandem {
@@ -45,6 +47,9 @@ PreparedRun::PreparedRun(TrainRequest its_request) : request(std::move(its_reque
   take_progress();
   setup = set_up_run(config(), source.config,
                      {.training = true, .saves = !config().out.empty(), .resumes = checkpoint != nullptr});
+  if (setup.reference) {
+    request.config.dpo_reference = setup.reference->in_step ? DpoReference::step : DpoReference::before;
+  }
   if (setup.checkpoints && record.step < config().steps) setup.checkpoints->require(config().on_save_failure);
   check_compute_key();
 }
@@ -61,9 +66,26 @@ void PreparedRun::open_model() {
   source.config.validate();
   checkpoint = find_checkpoint(request);
   take_adapters(request.config, source, /*opens=*/checkpoint == nullptr || config().lora.rank == 0);
+  settle_reference(request.config, source);
+  take_reference_of_checkpoint();
   const ParameterLayout layout = trained_layout(config(), source.config);
   check_weights(source, layout);
   if (checkpoint) check_resumable(*checkpoint, source.config, layout, config().state);
+}
+
+/// A run that goes on has its reference as it began, where nothing else is asked for: of what it did not keep then its
+/// steps alone can compute it.
+void PreparedRun::take_reference_of_checkpoint() {
+  if (!checkpoint || config().objective != Objective::dpo || !steps_compute_reference(config(), source)) return;
+  const auto file = checkpoint->directory().parent_path().parent_path() / reference_file;
+  std::error_code hidden;
+  const bool kept = std::filesystem::exists(file, hidden);
+  DpoReference& when = request.config.dpo_reference;
+  if (when == DpoReference::before && !kept) {
+    throw InputError("--dpo-reference before", fmt::format("{} is missing", file.string()),
+                     "give --dpo-reference step, which computes the same in each step");
+  }
+  if (when == DpoReference::automatic) when = kept ? DpoReference::before : DpoReference::step;
 }
 
 void PreparedRun::pass_over_checkpoint() {
@@ -97,6 +119,7 @@ void PreparedRun::open_data() {
   data = open_training_data(own, source);
   if (!own.eval_data.empty()) eval_data = open_tokens(own.eval_data, own, source, "--eval-data");
   take_sequences(own, source.config, data, eval_data.get());
+  own.sequences.has_scores = has_scores(own.data);
   for (std::size_t i = 0; i < data.sources.size(); ++i) {
     parts_.push_back({require_windows(*data.sources[i], own.seq_len, data.names[i]) / rows_at_once(), data.shares[i]});
     if (own.mix.empty()) continue;

@@ -55,6 +55,7 @@ class PreparedRun {
  private:
   void check_request() const;
   void open_model();
+  void take_reference_of_checkpoint();
   void open_data();
   void resolve();
   void take_progress();

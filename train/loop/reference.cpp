@@ -123,12 +123,14 @@ std::optional<Reference> find_reference(const PreparedRun& run, RankWorkers& wor
   const auto records = [&](const TokenSource& source) { return require_windows(source, run.config().seq_len); };
   const TokenSource& data = *run.data.sources.front();
   Reference reference;
-  auto scores = finder.scores({"--data", data, run.config().data, "reference.safetensors", records(data)});
-  if (!scores) return std::nullopt;
-  reference.training = std::move(*scores);
+  if (!run.setup.shape.reference_in_step) {
+    auto scores = finder.scores({"--data", data, run.config().data, reference_file, records(data)});
+    if (!scores) return std::nullopt;
+    reference.training = std::move(*scores);
+  }
   if (!run.eval_data) return reference;
   const TokenSource& held_out = *run.eval_data;
-  scores =
+  auto scores =
       finder.scores({"--eval-data", held_out, run.config().eval_data, "reference-eval.safetensors", records(held_out)});
   if (!scores) return std::nullopt;
   reference.evaluation = std::move(*scores);

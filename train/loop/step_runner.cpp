@@ -65,7 +65,9 @@ void StepRunner::fill_row(const HostBatch& batch, std::int64_t row, std::size_t 
   const auto at = static_cast<std::size_t>(row);
   targets += read_window(*run_.data.sources[source], window,
                          batch.window(at, static_cast<std::size_t>(run_.config().seq_len)));
-  if (!batch.reference.empty()) batch.reference[at] = reference_.training[static_cast<std::size_t>(window)];
+  if (batch.reference.empty()) return;
+  // Where the step computes it, nothing is known of it here.
+  batch.reference[at] = reference_.training.empty() ? 0.0F : reference_.training[static_cast<std::size_t>(window)];
 }
 
 /// Forward and backward over the batches as filled, then the update. The loss is the mean over `terms`, targets or

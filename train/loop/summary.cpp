@@ -141,6 +141,7 @@ std::string summary_json(const PreparedRun& run, const StepSummary& steps, const
             {"version", version},
             {"command", run.request.command}};
   if (run.config().objective == Objective::dpo) add_pairs(json, record);
+  if (run.setup.reference) json["dpo_reference"] = run.setup.reference->in_step ? "step" : "before";
   return json_document(json);
 }
 

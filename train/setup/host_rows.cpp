@@ -59,7 +59,7 @@ HostRows host_rows(const RunPlan& run, const RunPurpose& purpose, const RunMachi
   rows.program = part_of_rank(machine.program_bytes, run.options.rank);
   rows.libraries = libraries_in_use(machine);
   rows.batches = host_batch_bytes(run.shape, run.batch_slots);
-  rows.reference = run.reference_bytes;
+  rows.reference = run.reference ? run.reference->bytes : 0;
   if (!purpose.training) return rows;
   const auto threads = static_cast<std::size_t>(machine.update_threads);
   rows.subgroups = static_cast<std::size_t>(subgroup_count(run.layout, run.options)) * bytes_of_subgroup;

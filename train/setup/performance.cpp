@@ -144,6 +144,13 @@ struct TrainedEnds {
   bool embedding = true, head = true;
 };
 
+void add_to(PassWork& to, const PassWork& more) {
+  to.matmul_flops += more.matmul_flops;
+  to.attention_flops += more.attention_flops;
+  to.memory_bytes += more.memory_bytes;
+  to.kernels += more.kernels;
+}
+
 /// Parts of a layer's passes that depend on what is frozen, has an adapter, or is stored in another format.
 class LayoutWork {
  public:
@@ -182,21 +189,17 @@ class LayoutWork {
   void add_adapter(double rows, double inputs, double outputs, bool again, LayerWork& work) const {
     const double flops = 2.0 * rows * static_cast<double>(config_.lora->rank) * (inputs + outputs);
     const PassWork once{.matmul_flops = flops, .memory_bytes = 2.0 * rows * outputs * element_, .kernels = 3.0};
-    add(work.forward, once);
-    add(work.backward, {.matmul_flops = 2.0 * flops, .memory_bytes = 2.0 * rows * inputs * element_, .kernels = 5.0});
-    if (again) add(work.backward, once);
+    add_to(work.forward, once);
+    add_to(work.backward,
+           {.matmul_flops = 2.0 * flops, .memory_bytes = 2.0 * rows * inputs * element_, .kernels = 5.0});
+    if (again) add_to(work.backward, once);
   }
   /// Once in a use of the layer, which may serve several micro-batches.
   void add_decoding(const Parameter& p, LayerWork& work) const {
     const double bytes_each = static_cast<double>(code_bits(p.options.code)) / 8.0 + sizeof(bf16);
     const PassWork once{.memory_bytes = uses_ * bytes_each * static_cast<double>(p.count), .kernels = uses_};
-    add(work.forward, once);
-    add(work.backward, once);
-  }
-  static void add(PassWork& to, const PassWork& more) {
-    to.matmul_flops += more.matmul_flops;
-    to.memory_bytes += more.memory_bytes;
-    to.kernels += more.kernels;
+    add_to(work.forward, once);
+    add_to(work.backward, once);
   }
 
   const ModelConfig& config_;
@@ -222,6 +225,13 @@ EndsWork ends_work(const ModelConfig& c, const RunShape& shape, TrainedEnds trai
   if (trained.embedding && whole && !c.tied_head)
     work.embedding.backward.memory_bytes += 2.0 * vocabulary * width;  // zeros, mostly
   work.head.backward = {.matmul_flops = 2.0 * product, .memory_bytes = logits, .kernels = 5.0};
+  const auto add_logits = [&](double more_bytes, double kernels) {
+    work.head.backward.matmul_flops += product;
+    work.head.backward.memory_bytes += logits + more_bytes;
+    work.head.backward.kernels += kernels;
+  };
+  if (shape.preference_beta > 0.0F) add_logits(0.0, 2.0);  // for the losses of pairs, before those for gradients
+  if (shape.reference_in_step) add_logits(stream, 5.0);    // and of its norm, for the reference
   if (!trained.head) return work;
   // The gradient of the weight is written once, or added to by the products of some rows at a time.
   constexpr double rows_at_once = 1024.0;
@@ -230,11 +240,6 @@ EndsWork ends_work(const ModelConfig& c, const RunShape& shape, TrainedEnds trai
   if (whole && head_rows_at_once(c, shape) < c.vocabulary) {  // the logits are computed once more
     weight.matmul_flops += product;
     weight.memory_bytes += logits;
-  }
-  if (shape.preference_beta > 0.0F) {  // logits for the losses of pairs, before those for gradients
-    work.head.backward.matmul_flops += product;
-    work.head.backward.memory_bytes += logits;
-    work.head.backward.kernels += 2.0;
   }
   if (of_tokens) {
     weight.matmul_flops += 2.0 * tokens * tokens * width;
@@ -265,10 +270,13 @@ std::vector<LayerWork> work_of(const ModelConfig& c, const RunShape& shape, cons
   const EndsWork ends = ends_work(c, shape, trained);
   const Again of_kept = shape.selective ? Again::selected : Again::nothing;
   std::vector<LayerWork> work{ends.embedding};
+  if (shape.reference_in_step) add_to(work.back().forward, ends.embedding.forward);
   for (std::int64_t i = 0; i < c.layers; ++i) {
     const bool again = i < shape.recomputed_blocks;
     work.push_back(block_work(c, shape, sequences, i, again ? Again::all : of_kept));
+    const PassWork without_adapters = work.back().forward;
     if (by_layout) by_layout->apply(i, again, work.back());
+    if (shape.reference_in_step) add_to(work.back().forward, without_adapters);
   }
   work.push_back(ends.head);
   return work;

@@ -17,6 +17,7 @@
 #include "train/setup/fastest_shape.hpp"
 #include "train/setup/host_rows.hpp"
 #include "train/setup/performance.hpp"
+#include "train/setup/reference_choice.hpp"
 #include "train/setup/run_request.hpp"
 
 namespace tandem {
@@ -43,18 +44,17 @@ class RunPlanner {
     run_.facts = machine.facts;
     run_.options = offload_options(config);
     run_.options.rank = rank;
-    if (purpose.training && rank.index == 0) {
-      run_.reference_bytes = static_cast<std::size_t>(config.sequences.scored) * sizeof(float);
-    }
     run_.batch_slots = purpose.training ? static_cast<std::size_t>(config.grad_accum) : 1;
     run_.shape = run_shape(config, model, compute_type(config, machine.device_kind), purpose.training);
     run_.shape.cached = purpose.cached;
+    if (purpose.training && config.objective == Objective::dpo) plan_reference();
     run_.layout = purpose.training ? training_layout(config, model, run_.shape) : forward_layout(model);
     rows_ = host_rows(run_, purpose, machine);
   }
 
   RunPlan planned() {
     take(machine_.profile ? fastest() : first_that_fits());
+    if (run_.reference && run_.prediction) predict_reference(*run_.reference);
     if (run_.may_replan()) {
       book_room_for_change(run_.plan, run_.layout, run_.options, run_.facts);
     }
@@ -83,6 +83,43 @@ class RunPlanner {
   }
 
  private:
+  // -- reference of DPO ------------------------------------------------------------------------------------------
+
+  void plan_reference() {
+    ReferencePlan& reference = run_.reference.emplace();
+    reference.in_step = run_.shape.reference_in_step;
+    const SequenceFacts& records = config_.sequences;
+    reference.bytes =
+        static_cast<std::size_t>(records.held_out + (reference.in_step ? 0 : records.scored)) * sizeof(float);
+    reference.text = reference.in_step    ? "in each step"
+                     : records.has_scores ? "beside the data"
+                                          : "before the first step";
+  }
+
+  void predict_reference(ReferencePlan& reference) const {
+    if (reference.in_step || config_.sequences.has_scores) return;
+    const auto passes = static_cast<double>(reference_work(config_, run_.options.rank.count).passes);
+    reference.before_seconds = passes * scoring_seconds();
+    reference.text += fmt::format(": predicted {:.4g} s", *reference.before_seconds);
+  }
+
+  /// Seconds of a forward pass that ends in losses: of computing, or where they take longer of copies of weights.
+  double scoring_seconds() const {
+    RunShape shape = run_.shape, with_reference = shape;
+    shape.micro_batches = with_reference.micro_batches = 1;
+    with_reference.reference_in_step = true;
+    const std::vector<LayerSeconds> layers = compute_of(shape);
+    double computing = compute_of(with_reference).back().backward - layers.back().backward;  // the head's
+    for (const LayerSeconds& layer : layers) computing += layer.forward;
+    double bytes = 0.0;
+    for (int i = 0; i < run_.layout.layer_count(); ++i) {
+      const Layer& layer = run_.layout.layer(i);
+      if (run_.plan.layers[static_cast<std::size_t>(i)].resident) continue;
+      bytes += static_cast<double>(weight_bytes(layer, slice_of(layer, run_.options.rank)));
+    }
+    return std::max(computing, bytes / machine_.profile->to_device.value);
+  }
+
   // -- shapes ----------------------------------------------------------------------------------------------------
 
   std::vector<ActivationEntry> model_memory(const RunShape& shape) const {
@@ -302,7 +339,10 @@ WeightCode RunPlan::base_format() const noexcept {
 RunPlan plan_run(const TrainConfig& of_all, const ModelConfig& model, const RunPurpose& purpose,
                  const RunMachine& machine) {
   const TrainConfig config = config_of_rank(of_all);
-  return RunPlanner(config, model, purpose, machine, first_rank(of_all)).planned();
+  const Rank rank = first_rank(of_all);
+  const auto planned = [&](const TrainConfig& c) { return RunPlanner(c, model, purpose, machine, rank).planned(); };
+  if (!purpose.training || !chooses_reference(config, model)) return planned(config);
+  return cheaper_reference(config, rank.count, planned);
 }
 
 void require_fit(const TrainConfig& of_all, const ModelConfig& model, const RunPurpose& purpose,

@@ -50,6 +50,15 @@ struct RunPrediction {
   Choice choice;
 };
 
+/// When DPO's reference is computed.
+struct ReferencePlan {
+  bool in_step = false;                    ///< in each step; else before the first
+  std::size_t bytes = 0;                   ///< bytes of log-probabilities, held by the first rank
+  std::optional<double> before_seconds{};  ///< predicted, of the passes before the first step
+  std::optional<double> added_seconds{};   ///< predicted, by which all steps together are longer otherwise
+  std::string text{};                      ///< which it is and why, in words
+};
+
 /// Plan of a run. On several devices it is the plan of the first rank, whose slices are the largest, with those of the
 /// others.
 struct RunPlan {
@@ -61,10 +70,10 @@ struct RunPlan {
   Plan plan;            ///< plan of the engine
   std::optional<RunPrediction> prediction;  ///< a training run's, where the machine's rates are known
   std::string order;  ///< order of a step's micro-batches and its reason, in words; empty for a single micro-batch
-  MemoryPlan memory;  ///< memory of the whole process: engine, model, program
+  std::optional<ReferencePlan> reference{};      ///< when DPO's reference is computed; empty without DPO
+  MemoryPlan memory;                             ///< memory of the whole process: engine, model, program
   std::size_t activation_bytes = 0;              ///< bytes of the model on the device
   std::size_t page_tables = 0;                   ///< bytes that the driver takes on the device for all pinned memory
-  std::size_t reference_bytes = 0;               ///< log-probabilities of DPO's reference, held by the first rank
   std::size_t batch_slots = 1;                   ///< micro-batches whose tokens the host holds at once
   Saving saving;                                 ///< memory for it is booked
   std::optional<CheckpointSpace> checkpoints{};  ///< empty where nothing is saved

@@ -101,7 +101,9 @@ RunShape run_shape(const TrainConfig& config, const ModelConfig& model, DType co
       .training = training,
       .offload_inputs = config.offload_activations && training,
       .packed = config.sequences.packed,
-      .preference_beta = training && config.objective == Objective::dpo ? static_cast<float>(config.dpo_beta) : 0.0F};
+      .preference_beta = training && config.objective == Objective::dpo ? static_cast<float>(config.dpo_beta) : 0.0F,
+      .reference_in_step =
+          training && config.objective == Objective::dpo && config.dpo_reference == DpoReference::step};
 }
 
 ParameterLayout training_layout(const TrainConfig& config, const ModelConfig& model, const RunShape& shape) {

@@ -84,6 +84,7 @@ std::string RunPlan::table() const {
   };
   for (std::size_t i = 0; i < rows.size(); ++i) line(rows[i].name, rows[i].device, rows[i].host, notes[i]);
   if (!order.empty()) line("order", 0, 0, order);
+  if (reference) line("reference", 0, 0, reference->text);
   if (plan.file_buffers > 0) line("state file", 0, 0, file_note(*this));
   if (checkpoints) line("checkpoint", 0, 0, checkpoints->text());
   std::string bounds = fmt::format("ceiling {}", format_bytes(plan.device_memory));
