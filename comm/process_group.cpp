@@ -17,7 +17,7 @@ constexpr std::chrono::milliseconds until_named(2000);
 
 class ProcessGroup final : public Group {
  public:
-  ProcessGroup(std::unique_ptr<Rendezvous> rendezvous, std::unique_ptr<PeerTransport> transport, Device& device)
+  ProcessGroup(std::shared_ptr<Rendezvous> rendezvous, std::unique_ptr<PeerTransport> transport, Device& device)
       : rendezvous_(std::move(rendezvous)), transport_(std::move(transport)), device_(device) {
     rendezvous_->when_broken([this] { transport_->stop(); });
   }
@@ -46,7 +46,7 @@ class ProcessGroup final : public Group {
   void move(std::string_view name, std::span<const ByteRange> parts, StreamView stream, const Body& body);
   std::exception_ptr cause() const;
 
-  const std::unique_ptr<Rendezvous> rendezvous_;
+  const std::shared_ptr<Rendezvous> rendezvous_;
   const std::unique_ptr<PeerTransport> transport_;
   Device& device_;
 };
@@ -106,7 +106,7 @@ void ProcessGroup::broadcast(Channel channel, int root, std::span<std::byte> byt
 
 }  // namespace
 
-std::unique_ptr<Group> make_process_group(std::unique_ptr<Rendezvous> rendezvous,
+std::unique_ptr<Group> make_process_group(std::shared_ptr<Rendezvous> rendezvous,
                                           std::unique_ptr<PeerTransport> transport, Device& device) {
   return std::make_unique<ProcessGroup>(std::move(rendezvous), std::move(transport), device);
 }
