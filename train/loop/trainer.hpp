@@ -27,6 +27,8 @@ class Trainer {
   int run();
 
  private:
+  int run_alike();
+
   PreparedRun run_;
   std::unique_ptr<RunOutput> output_;
   std::unique_ptr<StepLoop> loop_;

@@ -47,6 +47,7 @@ class RunPlanner {
       run_.reference_bytes = static_cast<std::size_t>(config.sequences.scored) * sizeof(float);
     }
     run_.batch_slots = purpose.training ? static_cast<std::size_t>(config.grad_accum) : 1;
+    if (machine.processes > 1) ++run_.batch_slots;  // for those of other processes, which are drawn and counted
     run_.shape = run_shape(config, model, compute_type(config, machine.device_kind), purpose.training);
     run_.shape.cached = purpose.cached;
     run_.layout = purpose.training ? training_layout(config, model, run_.shape) : forward_layout(model);
@@ -91,7 +92,7 @@ class RunPlanner {
 
   /// Pinned memory that is not the plan's.
   std::size_t pinned_bytes(const std::vector<ActivationEntry>& entries) const {
-    std::size_t bytes = rows_.batches;
+    std::size_t bytes = rows_.batches + rows_.staging;
     for (const ActivationEntry& entry : entries) {
       if (entry.place == Place::pinned) bytes += align_up(entry.bytes);
     }
@@ -252,8 +253,9 @@ class RunPlanner {
   }
 
   /// A copy of the state, so that no update waits while it is written, where there is room for it. Each rank books its
-  /// part of what the process has once.
+  /// part of what the process has once. With several processes there is none: rank 0 would hold all state.
   void book_copy() {
+    if (machine_.processes > 1) return;
     const std::size_t copy = part_of_rank(
         StateCopy::bytes(run_.layout, optimizer_of(run_.options.state), run_.saved_state()), run_.options.rank);
     PlanningFacts facts = run_.facts;
@@ -287,7 +289,11 @@ class RunPlanner {
   RunPlan run_;
 };
 
-Rank first_rank(const TrainConfig& of_all) { return {0, static_cast<int>(split_device_names(of_all.device).size())}; }
+/// Planner of the first rank, which has the others' plans too.
+RunPlanner planner_of(const TrainConfig& of_rank, const TrainConfig& of_all, const ModelConfig& model,
+                      const RunPurpose& purpose, const RunMachine& machine) {
+  return RunPlanner(of_rank, model, purpose, machine, {0, ranks_of(of_all, machine.processes)});
+}
 
 }  // namespace
 
@@ -301,14 +307,14 @@ WeightCode RunPlan::base_format() const noexcept {
 
 RunPlan plan_run(const TrainConfig& of_all, const ModelConfig& model, const RunPurpose& purpose,
                  const RunMachine& machine) {
-  const TrainConfig config = config_of_rank(of_all);
-  return RunPlanner(config, model, purpose, machine, first_rank(of_all)).planned();
+  const TrainConfig config = config_of_rank(of_all, machine.processes);
+  return planner_of(config, of_all, model, purpose, machine).planned();
 }
 
 void require_fit(const TrainConfig& of_all, const ModelConfig& model, const RunPurpose& purpose,
                  const RunMachine& machine) {
-  const TrainConfig config = config_of_rank(of_all);
-  RunPlanner(config, model, purpose, machine, first_rank(of_all)).require_fit();
+  const TrainConfig config = config_of_rank(of_all, machine.processes);
+  planner_of(config, of_all, model, purpose, machine).require_fit();
 }
 
 }  // namespace tandem

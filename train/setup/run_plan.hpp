@@ -37,6 +37,7 @@ struct RunMachine {
   std::size_t program_bytes = 0;  ///< bytes of the process on the host before the run takes memory; all ranks together
   std::optional<MachineProfile> profile;  ///< rates, shared by all ranks; none: nothing is predicted
   LayerSeconds slower{1.0, 1.0};          ///< times that forward and backward take longer than the profile has it
+  int processes = 1;                      ///< processes of the run; of several each has one rank
 };
 
 /// Host bytes of a process that holds no run yet: of the program itself, or what is assumed of it where it is not more.
@@ -68,13 +69,14 @@ struct RunPlan {
   std::size_t batch_slots = 1;                   ///< micro-batches whose tokens the host holds at once
   Saving saving;                                 ///< memory for it is booked
   std::optional<CheckpointSpace> checkpoints{};  ///< empty where nothing is saved
-  std::vector<RunPlan> other_ranks{};  ///< rank by rank from 1 on; without a prediction, saving or order of their own
+  /// Plans of the ranks from 1 on, without a prediction, saving or order of their own; of the first rank's plan alone.
+  std::vector<RunPlan> other_ranks{};
 
   /// Format of the frozen matrices of blocks; none: as weights are.
   WeightCode base_format() const noexcept;
   /// Parameters whose values its checkpoints hold: with adapters the trained ones alone.
   SavedState saved_state() const noexcept { return model_config.lora ? SavedState::trained : SavedState::all; }
-  int ranks() const noexcept { return 1 + static_cast<int>(other_ranks.size()); }
+  int ranks() const noexcept { return options.rank.count; }
   /// Bytes of each device, and of all of the host.
   std::size_t planned_device_bytes() const noexcept { return memory.device_bytes(); }
   std::size_t planned_host_bytes() const { return all_memory().host_bytes(); }

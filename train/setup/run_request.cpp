@@ -119,12 +119,22 @@ std::int64_t sequence_length(const TrainConfig& config, const ModelConfig& model
   return config.seq_len;
 }
 
-TrainConfig config_of_rank(TrainConfig config) {
-  const auto ranks = static_cast<std::int64_t>(split_device_names(config.device).size());
+int ranks_of(const TrainConfig& config, int processes) {
+  const auto devices = static_cast<int>(split_device_names(config.device).size());
+  if (processes == 1) return devices;
+  if (devices == 1) return processes;
+  throw UsageError(fmt::format("--device {}", config.device),
+                   fmt::format("this is one of {} processes, which have a device each", processes),
+                   "name one device, or train in one process");
+}
+
+TrainConfig config_of_rank(TrainConfig config, int processes) {
+  const std::int64_t ranks = ranks_of(config, processes);
   if (config.grad_accum % ranks != 0) {
-    throw UsageError(fmt::format("--grad-accum {}", config.grad_accum),
-                     fmt::format("{} devices share the micro-batches of a step", ranks),
-                     fmt::format("use a multiple of {}", ranks));
+    throw UsageError(
+        fmt::format("--grad-accum {}", config.grad_accum),
+        fmt::format("{} {} share the micro-batches of a step", ranks, processes > 1 ? "processes" : "devices"),
+        fmt::format("use a multiple of {}", ranks));
   }
   config.grad_accum /= ranks;
   return config;
