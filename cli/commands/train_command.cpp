@@ -8,6 +8,7 @@
 
 #include "cli/common/commands.hpp"
 #include "cli/common/flags.hpp"
+#include "cli/common/launch_environment.hpp"
 #include "core/base/error.hpp"
 #include "io/checkpoint.hpp"
 #include "models/config/config.hpp"
@@ -97,6 +98,7 @@ int train(const TrainFlags& flags, const ProgramContext& context) {
   request.quiet = flags.quiet;
   request.program = context.program;
   request.command = context.command_line;
+  request.launch = launch_of_environment();
   const std::string run = run_to_resume(flags);
   const std::string base = run.empty() ? "" : run + "/config.toml";
   request.config = flags.config.config(base);
