@@ -22,7 +22,7 @@ namespace tandem {
 namespace {
 
 /// Ranks learn of another's end within seconds, and end by themselves.
-constexpr std::chrono::seconds patience(10);
+constexpr std::chrono::seconds patience(4);
 constexpr std::size_t longest_line = 1 << 16;
 
 [[noreturn]] void refuse(std::string_view what) {
@@ -121,6 +121,7 @@ void ChildProcesses::pass_signals() {
     if (info.ssi_signo == SIGCHLD) {
       ended = true;
     } else {
+      is_stopping_ = true;
       signal_all(static_cast<int>(info.ssi_signo));
     }
   }
@@ -146,9 +147,9 @@ void ChildProcesses::note_end(std::size_t number, int status) {
   if (!telling_code_ && code != static_cast<int>(ExitCode::device)) telling_code_ = code;
 }
 
-/// Ends processes that have not followed one that failed, first as a user would.
+/// Ends processes that have not followed one that failed, first as a user would. Whoever stops them may do so again.
 void ChildProcesses::hurry() {
-  if (!failed_ || Clock::now() < *failed_ + patience * (hurried_ + 1)) return;
+  if (!failed_ || is_stopping_ || Clock::now() < *failed_ + patience * (hurried_ + 1)) return;
   signal_all(hurried_ == 0 ? SIGTERM : SIGKILL);
   ++hurried_;
 }

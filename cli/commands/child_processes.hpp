@@ -32,9 +32,9 @@ class ChildProcesses {
   /// Starts one more, whose lines begin with its number. It ends with this process, by SIGTERM. Throws DeviceError
   /// where the system has no room for it.
   void start(const ChildCommand& command);
-  /// Passes on lines and signals until all have ended. When one has failed and the others do not follow by themselves,
-  /// they are ended. Returns the exit code of the first that failed, of one that was ended by signal n 128 + n; a 5
-  /// counts where there is no other, since with it ranks tell that another has failed. Blocks.
+  /// Passes on lines and signals until all have ended. When one has failed and the others do not follow by themselves
+  /// in four seconds, they are ended. Returns the exit code of the first that failed, of one that was ended by signal n
+  /// 128 + n; a 5 counts where there is no other, since with it ranks tell that another has failed. Blocks.
   int run();
 
  private:
@@ -65,7 +65,8 @@ class ChildProcesses {
   std::optional<int> first_code_;    ///< code of the first that failed
   std::optional<int> telling_code_;  ///< the first code that says more than that another has failed
   std::optional<Clock::time_point> failed_;
-  int hurried_ = 0;  ///< how often those that did not follow were told to end
+  bool is_stopping_ = false;  ///< a signal has been passed on
+  int hurried_ = 0;           ///< how often those that did not follow were told to end
 };
 
 }  // namespace tandem

@@ -13,7 +13,6 @@ from program import PROGRAM, ProgramTest, main, wait_for
 SHAPE = ["--threads", "1", "--update-threads", "1", "--seq-len", "16", "--micro-batch", "2", "--device", "host"]
 WORK = [*SHAPE, "--grad-accum", "4"]
 COMPARED = ("step", "loss", "grad_norm", "lr", "skipped", "eval_loss")
-FULL = os.environ.get("TANDEM_TEST_FULL") == "1"
 TOKEN = "a secret of the tests"
 
 
@@ -220,20 +219,14 @@ class Ends(ProcessesTest):
                         self.assertEqual(ends[rank][0], 5, ends[rank])
                         self.assertIn(f"rank {killed} at 127.0.0.1", ends[rank][1])
 
-    def test_what_was_killed_goes_on_to_the_bit(self):
-        work = [*SHAPE, "--grad-accum", "2"]
-        flags = ["--steps", "12", "--checkpoint-every", "1", "--policy", "interleave:2"]
-        expected = self.course(self.train_in(1, *flags, work=work))
+    def test_a_norm_that_is_not_finite_ends_all_behind_the_step_before(self):
         out = self.new_out()
-        for moment in range(8 if FULL else 3):
-            processes = self.ranks(self.command(*flags, "--resume", "--out", out, work=work))
-            time.sleep(0.3 + 0.17 * moment)
-            processes[moment % 2].kill()
-            for rank, (code, line) in enumerate(self.ends_of(processes)):
-                if rank != moment % 2:
-                    self.assertIn(code, (0, 5), line)
-        self.train_in(2, *flags, "--resume", out=out, work=work)
-        self.assertEqual(self.course(out), expected)
+        words = self.command("--steps", "3", "--lr", "1e30", "--lr-schedule", "constant", "--on-nonfinite", "stop", "--out", out)
+        at = words.index("--lr")
+        for code, line in self.ends_of(self.ranks(words[:at] + words[at + 2:])):
+            self.assertEqual(code, 6, line)
+            self.assertIn("update 2: the gradient norm is not finite", line)
+        self.assertEqual(self.checkpoints(out), ["step-00000001"])
 
     def test_a_signal_to_one_saves_and_ends_all(self):
         for number, told in [(signal.SIGTERM, [1]), (signal.SIGINT, [0, 1])]:

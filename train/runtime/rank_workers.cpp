@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "comm/local_group.hpp"
+#include "core/base/error.hpp"
 #include "core/base/start_thread.hpp"
 #include "core/host/topology.hpp"
 #include "core/numerics/preference.hpp"
@@ -130,6 +131,9 @@ void RankWorkers::for_each_rank(const std::function<void(Rank)>& body) {
     const auto i = static_cast<std::size_t>(index);
     try {
       body({first_rank_ + index, count_});
+    } catch (const TrainingError&) {  // on all ranks alike, which go on together to save what there is
+      failures[i] = std::current_exception();
+      if (!processes_.several() && !group_.empty()) group_[i]->fail(failures[i]);
     } catch (...) {
       failures[i] = std::current_exception();
       if (!group_.empty()) group_[i]->fail(failures[i]);
