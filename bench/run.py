@@ -29,6 +29,7 @@ import overlap
 import packing
 import predict
 import published
+import ranks
 import sample
 import simulate
 import speculate
@@ -41,7 +42,7 @@ BENCHMARKS = {"acceptance": acceptance, "adam": adam, "adam-before": adam_before
               "engine": engine,
               "five-policies": five_policies, "gpu-kernels": gpu_kernels, "gpu-policies": gpu_policies,
               "gpu-training": gpu_training, "metrics": metrics, "overlap": overlap, "packing": packing, "predict": predict,
-              "published": published, "sample": sample, "simulate": simulate, "speculate": speculate, "speculate-kernels": speculate_kernels,
+              "published": published, "ranks": ranks, "sample": sample, "simulate": simulate, "speculate": speculate, "speculate-kernels": speculate_kernels,
               "state-file": state_file, "streaming": streaming,
               "torch": beside_torch}
 
