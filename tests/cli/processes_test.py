@@ -2,6 +2,7 @@
 within seconds, with the name of the one that is gone, where one is killed. Mistakes of a launch are named on all."""
 import itertools
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -134,6 +135,9 @@ class OneCourse(ProcessesTest):
             self.assertEqual(self.summary(apart)[key], self.summary(out)[key])
         for key in ("h2d", "d2h", "peers"):
             self.assertEqual(self.summary(apart)["bytes"][key], self.summary(out)["bytes"][key])
+        # Another process, and 8 MiB on the way of each rank's bytes.
+        more = self.summary(apart)["planned_host_bytes"] - self.summary(out)["planned_host_bytes"]
+        self.assertGreaterEqual(more, (16 + 2 * 8) << 20)
 
     def test_updates_that_are_taken_back(self):
         self.check("--speculate", "on", "--clip", "0.9", "--policy", "host")
@@ -166,9 +170,14 @@ class Checkpoints(ProcessesTest):
     def test_back_to_an_earlier_one_by_all(self):
         out = self.train_in(2, "--steps", "4", "--checkpoint-every", "1", "--keep", "0")
         expected = self.course(out)
-        run = self.command("--steps", "4", "--resume", out / "checkpoints" / "step-00000002")
-        self.succeed(self.run_in(2, *run, "--out", out))
-        self.assertEqual(self.course(out), expected)
+        second = out / "checkpoints" / "step-00000002"
+        elsewhere = self.root / "elsewhere" / "step-00000002"
+        shutil.copytree(second, elsewhere)
+        for resumed in (second, elsewhere):
+            self.succeed(self.run_in(2, *self.command("--steps", "4", "--checkpoint-every", "1", "--keep", "0", "--resume", resumed),
+                                     "--out", out))
+            self.assertEqual(self.course(out), expected)
+            shutil.rmtree(second)
 
     def test_damage_that_is_passed_over_by_all(self):
         out = self.train_in(2, "--steps", "3", "--checkpoint-every", "1")
