@@ -111,7 +111,7 @@ int train(const TrainFlags& flags, const ProgramContext& context) {
   if (flags.quiet && spdlog::get_level() < spdlog::level::warn) spdlog::set_level(spdlog::level::warn);
   Trainer trainer(std::move(request));
   if (flags.dry_run) {
-    print_output(trainer.plan_text());
+    if (trainer.speaks()) print_output(trainer.plan_text());
     return 0;
   }
   const int signal = trainer.run();

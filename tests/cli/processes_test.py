@@ -354,6 +354,11 @@ class Refused(ProcessesTest):
             self.assertEqual(code, 2, line)
             self.assertIn("only train works across processes", line)
 
+    def test_a_plan_is_printed_once(self):
+        shown = self.succeed(self.run_in(2, *self.command("--steps", "1", "--dry-run"))).stdout
+        self.assertEqual(shown.count("ceiling"), 2)  # in the first line and the last
+        self.assertNotIn("[1]", shown)
+
     def test_launches_of_nothing(self):
         for words, named in [(["--", "train"], "--processes"), (["--processes", "2"], "there is no command"),
                              (["--processes", "2", "--", "eval"], "only train")]:
