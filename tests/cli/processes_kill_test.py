@@ -93,14 +93,28 @@ def kill_one(words, out, count, rank, in_save, seconds):
     return struck, struck and during
 
 
-def one(root, number, straight, seconds):
+class Estimate:
+    """Seconds of an undisturbed run: what else a machine does changes, and a kill that comes late kills nothing."""
+
+    def __init__(self, seconds):
+        self.seconds = seconds
+
+    def ended_within(self, seconds):
+        self.seconds = min(self.seconds, seconds)
+
+
+def one(root, number, straight, estimate):
     chance = random.Random(SEED * 100003 + number)
     out = root / f"run{number}"
+    in_save = number % 2 == 1
     kills = saves = 0
     for _ in range(chance.choice([1, 2])):
         count = chance.choice([2, 3])
-        struck, during = kill_one(command(root, out, chance.choice(POLICIES)), out, count, chance.randrange(count),
-                                  number % 2 == 1, chance.uniform(0.0, seconds))
+        fresh, begin = not out.exists(), time.monotonic()
+        struck, during = kill_one(command(root, out, chance.choice(POLICIES)), out, count, chance.randrange(count), in_save,
+                                  chance.uniform(0.0, (0.4 if in_save else 0.9) * estimate.seconds))
+        if fresh and not struck:
+            estimate.ended_within(time.monotonic() - begin)
         kills, saves = kills + struck, saves + during
     finish(command(root, out, chance.choice(POLICIES)), chance.choice([1, 2, 3]))
     if result(out) != straight:
@@ -117,10 +131,10 @@ def main():
         straight = result(root / "straight")
         begin = time.monotonic()
         finish(command(root, root / "ranks", "host"), 2)
-        seconds = time.monotonic() - begin
+        estimate = Estimate(time.monotonic() - begin)
         assert result(root / "ranks") == straight
         with concurrent.futures.ThreadPoolExecutor(2) as pool:
-            counts = list(pool.map(lambda n: one(root, n, straight, seconds), range(COUNT)))
+            counts = list(pool.map(lambda n: one(root, n, straight, estimate), range(COUNT)))
     kills, saves = (sum(column) for column in zip(*counts))
     print(f"{COUNT} runs, {kills} kills, {saves} of them during a save: all went on to digest {straight[0]}")
     assert kills >= COUNT // 2 and saves >= COUNT // 8, "too few of them struck; the test proves little"
