@@ -2,14 +2,17 @@
 within seconds, with the name of the one that is gone, where one is killed. Mistakes of a launch are named on all."""
 import itertools
 import os
+import pathlib
 import shutil
 import signal
 import socket
 import subprocess
+import sys
 import threading
 import time
 
-from program import PROGRAM, ProgramTest, main, wait_for
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
+from program import PROGRAM, ProgramTest, main, wait_for  # noqa: E402
 
 SHAPE = ["--threads", "1", "--update-threads", "1", "--seq-len", "16", "--micro-batch", "2", "--device", "host"]
 WORK = [*SHAPE, "--grad-accum", "4"]

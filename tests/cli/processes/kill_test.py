@@ -2,7 +2,7 @@
 name it, and the run goes on in another number of processes, or in one, to the digest and the losses of the one that nobody
 disturbed.
 
-processes_kill_test.py PROGRAM COUNT SEED
+kill_test.py PROGRAM COUNT SEED
 """
 import concurrent.futures
 import json

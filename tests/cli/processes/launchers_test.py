@@ -5,9 +5,11 @@ import pathlib
 import shutil
 import socket
 import subprocess
+import sys
 import unittest
 
-from program import PROGRAM, ProgramTest, main
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
+from program import PROGRAM, ProgramTest, main  # noqa: E402
 
 VENV = pathlib.Path(PROGRAM).resolve().parent / "torch-venv" / "bin"
 TOKEN = {"TANDEM_TOKEN": "a secret of the tests"}
