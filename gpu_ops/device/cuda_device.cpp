@@ -263,6 +263,10 @@ void CudaDevice::synchronize(StreamView stream) { own(stream).synchronize(); }
 
 void CudaDevice::require_own(StreamView stream) const { own(stream); }
 
+void CudaDevice::require_inside(const void* data, std::size_t bytes, std::string_view action) const {
+  memory_->ledger().require_inside(data, bytes, action);
+}
+
 CudaStream& CudaDevice::own(StreamView stream) const {
   CudaStream* cuda = dynamic_cast<CudaStream*>(stream.impl());
   if (cuda == nullptr) throw MisuseError("stream given to the CUDA device is empty or of another backend");

@@ -67,6 +67,9 @@ class CudaDevice final : public Device {
   /// A `cudaStream_t` of this device; a default stream's handle means that of this device.
   Stream wrap_stream(void* native) override;
   void require_own(StreamView stream) const override;
+  /// Throws MisuseError where [data, data + bytes) does not lie in one live allocation of this device. `action` says
+  /// what is to be done with it: "copy reads".
+  void require_inside(const void* data, std::size_t bytes, std::string_view action) const;
   Event make_event() override;
 
   MemoryBlock allocate(std::size_t bytes, std::string_view name) override;
