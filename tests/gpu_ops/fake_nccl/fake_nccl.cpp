@@ -88,16 +88,16 @@ int misuse(const std::string& text) {
 /// Runs `body` for a communicator that is there, unless the call is to fail.
 template <class Body>
 int call(const char* function, ncclComm* comm, Body body) {
-  if (const int planted = Process::get().enter(function)) return planted;
   {
     const std::lock_guard lock(Process::get().mutex);
     if (!Process::get().alive.contains(comm)) {
       State::get().complain(std::string("NCCL: ") + function + " of a communicator that is gone");
       return fake::invalid_argument;
     }
+    if (comm->callers++ > 0) misuse(std::string(function) + " while another thread uses the communicator");
   }
-  if (comm->callers++ > 0) misuse(std::string(function) + " while another thread uses the communicator");
-  const int result = body();
+  const int planted = Process::get().enter(function);
+  const int result = planted != fake::success ? planted : body();
   --comm->callers;
   return result;
 }
@@ -198,8 +198,7 @@ int add(ncclComm* comm, const Operation& operation, int type, CUstream_st* strea
   };
   const int result = call(operation.sends ? "ncclSend" : "ncclRecv", comm, added);
   if (result != fake::success) group.error = result;
-  if (group.depth > 0 || result != fake::success) return result;
-  return launch(std::exchange(group, {}));
+  return group.depth > 0 ? result : launch(std::exchange(group, {}));
 }
 
 /// Ends a communicator, whatever the call says.
