@@ -166,6 +166,33 @@ TEST_F(NcclGroup, ARankThatFailsLetsTheStreamsOfOthersGo) {
   fake_cuda::set_before_work(nullptr);
 }
 
+/// Memory that a rank has shown may be freed once it has left.
+TEST_F(NcclGroup, ARankLeavesOnceNobodyReadsItsMemory) {
+  testing::Ranks ranks(2);
+  std::atomic<bool> open{false};
+  fake_cuda::set_before_work([&](std::string_view stream, std::string_view work) {
+    while (stream == "nccl" && work == "nccl" && !open) std::this_thread::sleep_for(100us);
+  });
+  std::vector<MemoryBlock> blocks(2);
+  const auto errors = ranks.run([&](int rank) {
+    MemoryBlock& block = blocks[static_cast<std::size_t>(rank)];
+    block = ranks.device(rank).allocate(20, "block");
+    ranks.group(rank).all_gather(bytes_of(block), parts_of({10, 10}), ranks.stream(rank));
+  });
+  EXPECT_THAT(errors, Each(nullptr));
+  std::atomic<bool> left{false};
+  std::thread leaver([&] {
+    ranks.group(0).leave();
+    left = true;
+  });
+  std::this_thread::sleep_for(30ms);
+  EXPECT_FALSE(left);
+  open = true;
+  leaver.join();
+  for (int rank = 0; rank < 2; ++rank) ranks.end_stream(rank);
+  fake_cuda::set_before_work(nullptr);
+}
+
 /// CUDA makes a caller wait where more launches are queued than it takes, which nobody could end.
 TEST_F(NcclGroup, FewExchangesAreQueuedAtOnce) {
   testing::Ranks ranks(2);
