@@ -6,6 +6,7 @@
 #include <chrono>
 #include <cstdlib>
 #include <cstring>
+#include <map>
 #include <mutex>
 #include <set>
 #include <string>
@@ -153,10 +154,31 @@ struct Group {
   int error = fake::success;
 };
 
-Group& this_group() {
-  thread_local Group group;
-  return group;
-}
+/// Groups by thread. (Storage of threads in a library that is loaded late is freed unseen by ThreadSanitizer.)
+class Groups {
+ public:
+  static Groups& get() {
+    static Groups all;
+    return all;
+  }
+  /// The calling thread's alone.
+  Group& of_this_thread() {
+    const std::lock_guard lock(mutex_);
+    return groups_[std::this_thread::get_id()];
+  }
+  /// Ends the calling thread's.
+  Group take() {
+    const std::lock_guard lock(mutex_);
+    const auto found = groups_.find(std::this_thread::get_id());
+    Group group = std::move(found->second);
+    groups_.erase(found);
+    return group;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::map<std::thread::id, Group> groups_;
+};
 
 int launch(const Group& group) {
   if (group.error != fake::success || group.operations.empty()) return group.error;
@@ -185,7 +207,7 @@ int launch(const Group& group) {
 }
 
 int add(ncclComm* comm, const Operation& operation, int type, CUstream_st* stream) {
-  Group& group = this_group();
+  Group& group = Groups::get().of_this_thread();
   const auto added = [&]() -> int {
     if (type != tandem::nccl::byte_type) return misuse("a type that is not bytes");
     if (operation.peer < 0 || operation.peer >= comm->shared->count) return misuse("a peer that is none");
@@ -198,7 +220,7 @@ int add(ncclComm* comm, const Operation& operation, int type, CUstream_st* strea
   };
   const int result = call(operation.sends ? "ncclSend" : "ncclRecv", comm, added);
   if (result != fake::success) group.error = result;
-  return group.depth > 0 ? result : launch(std::exchange(group, {}));
+  return group.depth > 0 ? result : launch(Groups::get().take());
 }
 
 /// Ends a communicator, whatever the call says.
@@ -316,17 +338,17 @@ int ncclCommAbort(ncclComm* comm) { return end("ncclCommAbort", comm); }
 
 int ncclGroupStart() {
   if (const int planted = Process::get().enter("ncclGroupStart")) return planted;
-  ++this_group().depth;
+  ++Groups::get().of_this_thread().depth;
   return fake::success;
 }
 
 // The group is over even where the call fails.
 int ncclGroupEnd() {
-  Group& group = this_group();
+  Group& group = Groups::get().of_this_thread();
   const int planted = Process::get().enter("ncclGroupEnd");
   if (group.depth == 0) return misuse("the end of a group that was not begun");
   if (--group.depth > 0) return planted;
-  const Group ended = std::exchange(group, {});
+  const Group ended = Groups::get().take();
   return planted != fake::success ? planted : launch(ended);
 }
 
@@ -355,10 +377,9 @@ const char* ncclGetErrorString(int result) {
 }
 
 const char* ncclGetLastError(ncclComm*) {
-  thread_local std::string text;
+  static std::set<std::string> said;  // for good: whoever asked may still read it
   const std::lock_guard lock(Process::get().mutex);
-  text = Process::get().last_error;
-  return text.c_str();
+  return said.insert(Process::get().last_error).first->c_str();
 }
 
 }  // extern "C"

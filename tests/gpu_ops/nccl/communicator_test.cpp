@@ -1,4 +1,4 @@
-// A communicator of NCCL: the calls that it makes, and a rank that is alone with itself.
+// A communicator of NCCL: the calls that it makes.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -7,10 +7,6 @@
 
 #include "comm/nccl/communicator.hpp"
 #include "core/base/error.hpp"
-#include "gpu_ops/device/native_stream.hpp"
-#include "tests/comm/group_testing.hpp"
-#include "tests/gpu_ops/device/fake_device.hpp"
-#include "tests/gpu_ops/nccl/nccl_testing.hpp"
 
 namespace tandem {
 namespace {
@@ -93,30 +89,6 @@ TEST(Communicator, GivesUpWhatDoesNotGetReady) {
               ThrowsMessage<StalledError>(HasSubstr("waiting for all_gather of the group made no progress")));
   communicator.abort();
   EXPECT_THROW(communicator.exchange({}, nullptr, "all_gather"), PeerError);
-}
-
-TEST(Communicator, OfOneRankSendsToItself) {
-  testing::fake_nccl();
-  fake_cuda::install({});
-  const auto device = testing::open_fake_device({.capacity = std::size_t{1} << 20});
-  const Stream stream = device->make_stream("stream");
-  const MemoryBlock block = device->allocate(200, "block");
-  auto* const bytes = static_cast<std::byte*>(block.data());
-  const std::vector<std::byte> values = testing::values_of(0, 0, 100);
-  nccl::UniqueId id{};
-  CUstream_st* const native = native_stream(stream);
-  ASSERT_EQ(nccl::load().get_unique_id(&id), nccl::success);
-  nccl::Communicator communicator(nccl::load(), 20.0);
-  communicator.connect(id, {0, 1});
-  device->copy(bytes, values.data(), 100, CopyKind::host_to_device, stream);
-  const std::vector<nccl::Transfer> transfers = {{0, bytes, 100, 0, bytes + 100, 100}};
-  communicator.exchange(transfers, native, "itself");
-  std::vector<std::byte> seen(100);
-  device->copy(seen.data(), bytes + 100, 100, CopyKind::device_to_host, stream);
-  device->synchronize(stream);
-  communicator.finish();
-  EXPECT_EQ(seen, values);
-  EXPECT_THAT(fake_cuda::complaints(), ::testing::IsEmpty());
 }
 
 }  // namespace

@@ -8,8 +8,14 @@
 #include "tests/comm/processes/launch.hpp"
 #include "tests/gpu_ops/device/fake_device.hpp"
 #include "tests/gpu_ops/nccl/nccl_testing.hpp"
+#include "tests/gpu_ops/nccl/one/nccl_of_one.hpp"
 
 namespace tandem::testing {
+
+const nccl::Library& find_nccl() {
+  fake_nccl();
+  return nccl::load();
+}
 
 std::unique_ptr<Group> group_by_nccl(std::unique_ptr<Rendezvous> rendezvous, Device& device, double watchdog_seconds) {
   auto transport = make_nccl_transport(*rendezvous, device, watchdog_seconds);

@@ -91,9 +91,9 @@ TEST_F(NcclLibrary, OfAnotherVersionThanThatOfOthersIsRefused) {
 TEST(NcclNetwork, IsThatOfTheRendezvous) {
   EXPECT_EQ(nccl::interface_of("127.0.0.1"), "lo");
   EXPECT_EQ(nccl::interface_of("127.0.0.9"), "lo");
-  EXPECT_EQ(nccl::interface_of("192.0.2.1"), "") << "an address of documents alone";
+  EXPECT_EQ(nccl::interface_of("203.0.113.77"), "") << "an address of documents alone";
   ::unsetenv("NCCL_SOCKET_IFNAME");
-  nccl::use_interface_of("192.0.2.1");
+  nccl::use_interface_of("203.0.113.77");
   EXPECT_EQ(::getenv("NCCL_SOCKET_IFNAME"), nullptr) << "NCCL finds one itself";
   nccl::use_interface_of("127.0.0.1");
   EXPECT_STREQ(::getenv("NCCL_SOCKET_IFNAME"), "=lo");
