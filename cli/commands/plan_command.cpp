@@ -13,6 +13,7 @@
 #include "cli/common/commands.hpp"
 #include "cli/common/flags.hpp"
 #include "cli/common/shipped_profiles.hpp"
+#include "cli/common/step_modules.hpp"
 #include "core/base/error.hpp"
 #include "core/base/json_text.hpp"
 #include "scheduler/machine/cost_model.hpp"
@@ -63,6 +64,7 @@ struct Planned {
       confirmed_seconds;  ///< seconds of a step that is not clipped, where some updates may run ahead of the norm
   std::vector<Candidate> candidates;
   std::vector<Upgrade> upgrades;
+  std::optional<StepModules> modules;       ///< where it is explained
   std::optional<ClosedForms> closed_forms;  ///< where the search asked them
   std::vector<std::string> doubts;          ///< about this machine's calibration
 };
@@ -164,6 +166,10 @@ Json json_of(const Planned& planned, const std::string& fitted) {
   for (const Upgrade& u : planned.upgrades) {
     json["upgrades"].push_back({{"what", u.what}, {"step_seconds", u.step_seconds}});
   }
+  if (planned.modules) {
+    const Json step = json_of(*planned.modules);
+    for (const char* part : {"modules", "engine"}) json[part] = step[part];
+  }
   return json;
 }
 
@@ -250,6 +256,7 @@ std::string explanation(const Planned& planned) {
   const Simulation& s = *planned.predicted;
   std::string text = fmt::format("share of the step in which each part is busy: {}\n", text_of_use(s.use));
   if (!planned.order.empty()) text += fmt::format("order of micro-batches: {}\n", planned.order);
+  text += table_of(*planned.modules);
   text += text_of_candidates(planned);
   if (planned.closed_forms) text += text_of(*planned.closed_forms);
   if (!planned.upgrades.empty()) text += "the same step on other hardware:\n";
@@ -320,6 +327,7 @@ Planned planned_of(const PlanFlags& flags, const TrainConfig& config, const RunP
   planned.closed_forms = closed_forms(config, known.choice, known.profile);
   if (flags.explain) {
     planned.upgrades = upgrades(run.layout, run.options, run.facts, known.profile, known.compute, run.plan);
+    planned.modules = step_modules(run, config.sequences);
   }
   return planned;
 }

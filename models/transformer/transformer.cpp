@@ -458,6 +458,11 @@ void Transformer::bind(Device& device, Arena& arena, StreamView stream) {
   m.buffers.block->write_tables(device, stream);
 }
 
+void Transformer::compute_with(Ops& ops) {
+  if (impl_->ops == nullptr) throw MisuseError("transformer used before bind");
+  impl_->ops = &ops;
+}
+
 void Transformer::unbind() noexcept {
   impl_->inputs.reset();
   impl_->ops = nullptr;

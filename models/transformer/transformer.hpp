@@ -140,6 +140,9 @@ class Transformer {
   /// the pinned rows, writes constant tables through `stream`, lends the workspace to the device's ops. Blocks
   /// until done. `device` must outlive the model.
   void bind(Device& device, Arena& arena, StreamView stream);
+  /// Computes with `ops`, which are of the same device, from now until `unbind`: they may watch each call and pass it
+  /// on. They must outlive the model's use. Needs `bind` before, throws MisuseError.
+  void compute_with(Ops& ops);
   /// Releases the memory that bind took; blocks until copies of its own are done. Call before the arena's memory goes.
   void unbind() noexcept;
 
