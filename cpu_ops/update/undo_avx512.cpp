@@ -157,23 +157,27 @@ namespace {
 /// Elements of a group with the even and the odd ones of each 32 apart, as adam_avx512.cpp has them. Arrays of 16 bits
 /// an element, and of a byte.
 struct Apart {
-  /// Random bits of groups one after another.
+  /// Random bits of groups one after another. Those of a group are drawn before the one ahead of it is updated, which
+  /// does not wait for them.
   struct Draws {
-    Draws(const MomentBits& of, std::uint64_t first) : bits(of), index(first) {}
-    EvenOdd take() {
-      const EvenOdd words = bits.draw(index);
-      index += 32;
-      return words;
+    Draws(const MomentBits& of, std::uint64_t first)
+        : bits(of), index(first), next{of.draw(first), of.draw(first + 32)} {}
+    void begin_next() {
+      index += undo_group;
+      for (int j = 0; j < 2; ++j) next[j] = bits.draw(index + 32 * static_cast<std::uint64_t>(j));
     }
     const MomentBits& bits;
     std::uint64_t index;
+    EvenOdd next[2];
   };
   template <StateFormat format, class Body>
   [[gnu::always_inline]] static void for_vectors(const AdamPiece& p, std::int64_t first, Draws& draws,
                                                  const Body& body) {
+    const EvenOdd own[] = {draws.next[0], draws.next[1]};
+    draws.begin_next();
     for (int j = 0; j < vectors; j += 2) {
       const std::int64_t i = first + j * lanes;
-      const EvenOdd random = draws.take();
+      const EvenOdd& random = own[j / 2];
       const EvenOdd m = widen_both(p.state.m, i), v = widen_both(p.state.v, i), gradient = widen_both(p.gradient, i);
       const EvenOdd master = join_both(p.weight, p.state.master, i);
       const Bits low = all(0xffff);

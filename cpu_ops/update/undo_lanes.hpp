@@ -258,8 +258,10 @@ bool record_group(const UndoBlock& b, std::int64_t first, const Constants& k, ty
   const AdamPiece& p = b.piece;
   GroupUpdate u;
   unsigned nan = 0;
-  Layout::template for_vectors<format>(p, first, draws,
-                                       [&](int j, const Operands& old) { nan |= update_vector<format>(u, j, old, k); });
+  const auto update = [&](int j, const Operands& old) __attribute__((always_inline)) {
+    nan |= update_vector<format>(u, j, old, k);
+  };
+  Layout::template for_vectors<format>(p, first, draws, update);
   if (nan != 0) [[unlikely]]
     return false;
   const Bytes of_master = end_masters<format, Layout>(p, first, u, lists);
