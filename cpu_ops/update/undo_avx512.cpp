@@ -157,24 +157,18 @@ namespace {
 /// Elements of a group with the even and the odd ones of each 32 apart, as adam_avx512.cpp has them. Arrays of 16 bits
 /// an element, and of a byte.
 struct Apart {
-  /// Random bits of groups one after another. Those of a group are drawn before the one ahead of it is updated, which
-  /// does not wait for them.
+  /// Random bits of groups one after another.
   struct Draws {
-    Draws(const MomentBits& of, std::uint64_t first)
-        : bits(of), index(first), next{of.draw(first), of.draw(first + 32)} {}
-    void begin_next() {
-      index += undo_group;
-      for (int j = 0; j < 2; ++j) next[j] = bits.draw(index + 32 * static_cast<std::uint64_t>(j));
-    }
+    Draws(const MomentBits& of, std::uint64_t first) : bits(of), index(first) {}
     const MomentBits& bits;
     std::uint64_t index;
-    EvenOdd next[2];
   };
   template <StateFormat format, class Body>
   [[gnu::always_inline]] static void for_vectors(const AdamPiece& p, std::int64_t first, Draws& draws,
                                                  const Body& body) {
-    const EvenOdd own[] = {draws.next[0], draws.next[1]};
-    draws.begin_next();
+    const EvenOdd own[] = {draws.bits.draw(draws.index),
+                           draws.bits.draw(draws.index + 32)};  // none waits for the other
+    draws.index += undo_group;
     for (int j = 0; j < vectors; j += 2) {
       const std::int64_t i = first + j * lanes;
       const EvenOdd& random = own[j / 2];
