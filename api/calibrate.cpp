@@ -138,6 +138,7 @@ class Calibration {
   void measure_threads(int threads);
   void measure_device();
   void measure_products();
+  void measure_fp8_products(std::int64_t n, std::int64_t c, std::int64_t o, double product);
   void measure_attention(std::int64_t n, std::int64_t c, DType type);
   MemoryBlock scratch_of(const WorkspaceNeeds& needs);
   void fill_operands(std::size_t bytes, const Stream& stream);
@@ -430,7 +431,33 @@ void Calibration::measure_products() {
     ops.linear_backward_input(of.y, of.w, of.dx, false, up_);
     ops.linear_backward_weight(of.y, of.x, of.dw, {}, up_);
   });
+  measure_fp8_products(n, c, o, product);
   measure_attention(n, c, type);
+}
+
+/// Products of eight-bit factors, which are quantized once before. On the host's cores they are those of bf16.
+void Calibration::measure_fp8_products(std::int64_t n, std::int64_t c, std::int64_t o, double product) {
+  Ops& ops = device_.ops();
+  if (host_ || !ops.has_fp8() || c % fp8_multiple != 0) return;
+  Carver carver(on_device_.data());
+  const TensorView values = carver.take(DType::bf16, {std::max(n, c), o}), dx = carver.take(DType::bf16, {n, c});
+  const TensorView y = carver.take(DType::bf16, {n, o}), dw = carver.take(DType::bf16, {o, c});
+  const auto matrix = [&](std::int64_t rows, std::int64_t columns) {
+    const std::size_t bytes = align_up(ops.fp8_bytes(rows, columns, Fp8Sums::both));
+    const TensorView memory = carver.take(DType::f32, {static_cast<std::int64_t>(bytes / sizeof(float))});
+    return Fp8Matrix{memory.data, rows, columns, Fp8Sums::both};
+  };
+  const Fp8Matrix x = matrix(n, c), w = matrix(o, c), dy = matrix(n, o);
+  if (carver.bytes() > bytes_) return;
+  fill_operands(values.bytes(), up_);
+  for (const Fp8Matrix& m : {x, w, dy}) {
+    ops.quantize(TensorView{values.data, DType::bf16, {m.rows, m.columns}}, m, up_);
+  }
+  profile_.products_fp8 = queued_rate("products of eight-bit factors", 3.0 * product, [&] {
+    ops.fp8_linear(x, w, Fp8Accumulation::full, {}, {}, y, up_);
+    ops.fp8_backward_input(dy, w, Fp8Accumulation::full, dx, false, up_);
+    ops.fp8_backward_weight(dy, x, Fp8Accumulation::full, dw, up_);
+  });
 }
 
 /// Forward and backward together, as a model's attention is: n tokens, heads of c channels.

@@ -48,7 +48,7 @@ std::unique_ptr<Device> open_device(std::string_view text, const DeviceOptions& 
   const std::string why = why_no_cuda();
   if (why.empty()) {
     refuse_emulation(options);
-    return open_cuda(name.ordinal, options);
+    return open_cuda(name.ordinal >= 0 ? name.ordinal : options.ordinal, options);
   }
   if (name.kind == DeviceName::Kind::cuda) {
     throw DeviceError(fmt::format("device '{}'", text), why, "use --device host");

@@ -17,6 +17,7 @@ struct DeviceOptions {
   std::size_t memory = 0;            ///< ceiling in bytes, of context and libraries too (DeviceInfo::reserved);
                                      ///< 0: what is free, less a margin
   DeviceAllocator allocator{};       ///< source of all device memory but context and libraries; none: the device itself
+  int ordinal = -1;                  ///< GPU that "cuda" and "auto" are; -1: the first that can be used
   int threads = 0;                   ///< threads of the host device's kernels; 0: all cores
   int update_threads = 0;            ///< threads of the CPU update; 0: all cores, of the NUMA node where there is one
   int numa_node = -1;                ///< NUMA node of pinned memory and the update's threads; -1: the GPU's, else any
@@ -27,7 +28,7 @@ struct DeviceOptions {
   Notice warning{};  ///< told what stays pageable, and what runs slower than it could; may be empty
 };
 
-/// "host" (or "cpu"), "cuda" (the first GPU that can be used), "cuda:N", or "auto": a GPU where a driver
+/// "host" (or "cpu"), "cuda" (the GPU of DeviceOptions::ordinal), "cuda:N", or "auto": a GPU where a driver
 /// answers and shows one, else the host device. Blocks. Throws UsageError for another name, a negative number of
 /// threads, a memory node that is not there and, where it is a GPU, what only the host device emulates; DeviceError for
 /// a device that is not there or that this build does not know, MisuseError for half an allocator, PlanError where a

@@ -2,7 +2,8 @@
 
 Twelve settings of `tandem bench` on the host device: two ceilings under each of six pairs of link and update rate, chosen
 from the measured compute so that CPU updates, streaming and interleaving are each the fastest of the fixed policies in
-four. Then nine of link and update beside compute, executed over the same plan simulated without overhead.
+four. Then nine of link and update beside compute, executed over the same plan simulated without overhead. Before these,
+one step by modules.
 """
 import json
 import os
@@ -110,6 +111,14 @@ def over_simulated(program, compute, memory, figures):
     figures.add("worst_step_over_simulated", [max(ratios)])
 
 
+def over_modules(program, figures):
+    """The modules of a step that is watched, added up, over the model's work in steps that are not."""
+    step = program.work("bench", "--modules", "--policy", "device", "--steps", STEPS)
+    for row in step["modules"]:
+        harness.say(f"{row['module']}: {row['measured']['seconds']:.4f} s, predicted {row['predicted']['seconds']:.4f} s")
+    figures.add("modules_over_step", [step["measured"]["modules_over_step"]])
+
+
 def measure():
     harness.build("tandem")
     figures = harness.Figures()
@@ -119,6 +128,7 @@ def measure():
         (alone,) = program.bench(["device"])
         compute = alone["measured"]["forward_seconds"] + alone["measured"]["backward_seconds"]
         figures.add("compute_seconds", [compute])
+        over_modules(program, figures)
         memory = ceilings(program)
         over_settings(program, compute, memory, figures)
         over_simulated(program, compute, memory, figures)

@@ -8,40 +8,45 @@
 import argparse
 import json
 import sys
+from pathlib import Path
 
-import acceptance
-import adam
-import adam_before
-import adapters
-import beside_torch
-import checkpoint
-import cpu_experts
-import cpu_train
-import engine
-import five_policies
-import gpu_kernels
-import gpu_policies
-import gpu_training
-import harness
-import instruction_sets
-import metrics
-import overlap
-import packing
-import predict
-import published
-import sample
-import simulate
-import speculate
-import speculate_kernels
-import state_file
-import streaming
+sys.path.append(str(Path(__file__).resolve().parent / "losses"))  # those that compare losses, not times
+
+import acceptance  # noqa: E402
+import adam  # noqa: E402
+import adam_before  # noqa: E402
+import adapters  # noqa: E402
+import beside_torch  # noqa: E402
+import checkpoint  # noqa: E402
+import cpu_experts  # noqa: E402
+import cpu_train  # noqa: E402
+import engine  # noqa: E402
+import five_policies  # noqa: E402
+import fp8  # noqa: E402
+import gpu_kernels  # noqa: E402
+import gpu_policies  # noqa: E402
+import gpu_training  # noqa: E402
+import harness  # noqa: E402
+import instruction_sets  # noqa: E402
+import metrics  # noqa: E402
+import overlap  # noqa: E402
+import packing  # noqa: E402
+import predict  # noqa: E402
+import published  # noqa: E402
+import ranks  # noqa: E402
+import sample  # noqa: E402
+import simulate  # noqa: E402
+import speculate  # noqa: E402
+import speculate_kernels  # noqa: E402
+import state_file  # noqa: E402
+import streaming  # noqa: E402
 
 BENCHMARKS = {"acceptance": acceptance, "adam": adam, "adam-before": adam_before, "adapters": adapters,
               "checkpoint": checkpoint, "cpu-experts": cpu_experts, "cpu-train": cpu_train,
               "engine": engine,
-              "five-policies": five_policies, "gpu-kernels": gpu_kernels, "gpu-policies": gpu_policies,
+              "five-policies": five_policies, "fp8": fp8, "gpu-kernels": gpu_kernels, "gpu-policies": gpu_policies,
               "gpu-training": gpu_training, "metrics": metrics, "overlap": overlap, "packing": packing, "predict": predict,
-              "published": published, "sample": sample, "simulate": simulate, "speculate": speculate, "speculate-kernels": speculate_kernels,
+              "published": published, "ranks": ranks, "sample": sample, "simulate": simulate, "speculate": speculate, "speculate-kernels": speculate_kernels,
               "state-file": state_file, "streaming": streaming,
               "torch": beside_torch}
 

@@ -22,7 +22,7 @@ execute_process(COMMAND ${STRIP} --strip-unneeded ${copied} COMMAND_ERROR_IS_FAT
 file(COPY ${SOURCE}/scripts/run_gpu_checks ${SOURCE}/LICENSE ${SOURCE}/NOTICE ${SOURCE}/THIRD_PARTY.md
           ${SOURCE}/docs/cuda.md ${SOURCE}/profiles DESTINATION ${FOLDER})
 file(GLOB benchmarks ${SOURCE}/bench/*.py)
-file(COPY ${benchmarks} ${SOURCE}/bench/data ${SOURCE}/bench/peers DESTINATION ${FOLDER}/bench)
+file(COPY ${benchmarks} ${SOURCE}/bench/data ${SOURCE}/bench/losses ${SOURCE}/bench/peers DESTINATION ${FOLDER}/bench)
 execute_process(COMMAND git -C ${SOURCE} describe --always --dirty OUTPUT_VARIABLE commit ERROR_QUIET
                 OUTPUT_STRIP_TRAILING_WHITESPACE)
 file(WRITE ${FOLDER}/commit "${commit}\n")

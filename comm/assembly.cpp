@@ -32,6 +32,33 @@ std::string shown(std::string value) {
 
 }  // namespace
 
+std::string difference_of(const std::vector<std::vector<Fact>>& facts) {
+  const int count = static_cast<int>(facts.size());
+  std::vector<std::string> names;
+  for (const std::vector<Fact>& each : facts) {
+    for (const Fact& fact : each) {
+      if (std::ranges::find(names, fact.name) == names.end()) names.push_back(fact.name);
+    }
+  }
+  for (const std::string& name : names) {
+    std::vector<std::string> values;
+    for (const std::vector<Fact>& each : facts) {
+      const auto found = std::ranges::find(each, name, &Fact::name);
+      values.push_back(found == each.end() ? "" : found->value);
+    }
+    if (std::ranges::count(values, values[0]) == count) continue;
+    std::string text;
+    for (std::size_t i = 0; i < values.size(); ++i) {
+      if (std::ranges::find(values, values[i]) != values.begin() + static_cast<std::ptrdiff_t>(i)) continue;
+      text += fmt::format("{}'{}' ({})", text.empty() ? "" : ", ", shown(values[i]),
+                          ranks_where(count, [&](std::size_t rank) { return values[rank] == values[i]; }));
+    }
+    return fmt::format("ranks differ in {}: {}; start all ranks with the same program, options and kind of device",
+                       shown(name), text);
+  }
+  return "";
+}
+
 Assembly::Assembly(int count, std::size_t meetings, const AssemblyLimits& limits, double now, Send send)
     : limits_(limits), began_(now), send_(std::move(send)), members_(static_cast<std::size_t>(count)) {
   meetings_.resize(meetings);
@@ -86,38 +113,11 @@ void Assembly::take_facts(int rank, const Message& message) {
     facts.push_back({message.fields[i], message.fields[i + 1]});
   member(rank).facts = std::move(facts);
   if (!std::ranges::all_of(members_, [](const Member& each) { return each.facts.has_value(); })) return;
-  if (const std::string text = differences(); !text.empty()) {
-    return end(Ending::usage, text + "; start all ranks with the same program, options and kind of device");
-  }
+  std::vector<std::vector<Fact>> all;
+  for (const Member& each : members_) all.push_back(*each.facts);
+  if (const std::string text = difference_of(all); !text.empty()) return end(Ending::usage, text);
   started_ = true;
   tell_all({.kind = MessageKind::start});
-}
-
-/// "ranks differ in version: '1' (rank 0, rank 2), '2' (rank 1)": the first fact in which they do; empty where all
-/// agree.
-std::string Assembly::differences() const {
-  std::vector<std::string> names;
-  for (const Member& each : members_) {
-    for (const Fact& fact : *each.facts) {
-      if (std::ranges::find(names, fact.name) == names.end()) names.push_back(fact.name);
-    }
-  }
-  for (const std::string& name : names) {
-    std::vector<std::string> values;
-    for (const Member& each : members_) {
-      const auto found = std::ranges::find(*each.facts, name, &Fact::name);
-      values.push_back(found == each.facts->end() ? "" : found->value);
-    }
-    if (std::ranges::count(values, values[0]) == count()) continue;
-    std::string text;
-    for (std::size_t i = 0; i < values.size(); ++i) {
-      if (std::ranges::find(values, values[i]) != values.begin() + static_cast<std::ptrdiff_t>(i)) continue;
-      text += fmt::format("{}'{}' ({})", text.empty() ? "" : ", ", shown(values[i]),
-                          ranks_where(count(), [&](std::size_t rank) { return values[rank] == values[i]; }));
-    }
-    return fmt::format("ranks differ in {}: {}", shown(name), text);
-  }
-  return "";
 }
 
 void Assembly::take_call(int rank, const Message& message, double now) {

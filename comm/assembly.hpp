@@ -22,6 +22,10 @@ struct Fact {
   bool operator==(const Fact&) const = default;
 };
 
+/// "ranks differ in version: '1' (rank 0, rank 2), '2' (rank 1); ...": the first of the facts, by rank, in which they
+/// do, and what to do about it; empty where all agree.
+std::string difference_of(const std::vector<std::vector<Fact>>& facts);
+
 /// Seconds that ranks are waited for.
 struct AssemblyLimits {
   double join_seconds = 300.0;   ///< until all ranks are there
@@ -70,7 +74,6 @@ class Assembly {
   void take_facts(int rank, const Message& message);
   void take_call(int rank, const Message& message, double now);
   void complete(Meeting& meeting, std::uint32_t number);
-  std::string differences() const;
   void end(Ending ending, const std::string& reason);
   void tell_all(const Message& message);
 

@@ -71,20 +71,6 @@ void connect_all(Context& context, const std::shared_ptr<MeetingStore>& store, D
   }
 }
 
-/// Stops a transport while it lives, as soon as the group ends by a failure.
-class Stopping {
- public:
-  Stopping(Rendezvous& rendezvous, PeerTransport& transport) : rendezvous_(rendezvous) {
-    rendezvous_.when_broken([&transport] { transport.stop(); });
-  }
-  ~Stopping() { rendezvous_.when_broken(nullptr); }
-  Stopping(const Stopping&) = delete;
-  Stopping& operator=(const Stopping&) = delete;
-
- private:
-  Rendezvous& rendezvous_;
-};
-
 /// Range of bytes that one rank sends to, or receives from, another in a call.
 struct Piece {
   std::byte* data = nullptr;
@@ -143,7 +129,7 @@ GlooTransport::GlooTransport(Rendezvous& rendezvous, Device& device, double watc
       limit_(std::max<std::int64_t>(1, static_cast<std::int64_t>(watchdog_seconds * 1000))) {
   if (rank_.count == 1) return;
   staging_ = device.allocate_pinned(gloo_staging_bytes, "gloo staging");
-  const Stopping stopping(rendezvous, *this);
+  const StopWhenBroken stopping(rendezvous, *this);
   const std::vector<std::string> words = rendezvous.meet(Rendezvous::of_others, "words of ranks", random_nonce());
   for (int left = tries; left > 0; --left) {
     const std::string error = try_to_connect(rendezvous, words);

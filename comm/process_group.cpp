@@ -17,36 +17,34 @@ constexpr std::chrono::milliseconds until_named(2000);
 
 class ProcessGroup final : public Group {
  public:
-  ProcessGroup(std::unique_ptr<Rendezvous> rendezvous, std::unique_ptr<PeerTransport> transport, Device& device)
+  ProcessGroup(std::shared_ptr<Rendezvous> rendezvous, std::unique_ptr<PeerTransport> transport, Device& device)
       : rendezvous_(std::move(rendezvous)), transport_(std::move(transport)), device_(device) {
     rendezvous_->when_broken([this] { transport_->stop(); });
   }
   ~ProcessGroup() override {
+    ProcessGroup::leave();
     rendezvous_->when_broken(nullptr);
-    rendezvous_->leave();
   }
   ProcessGroup(const ProcessGroup&) = delete;
   ProcessGroup& operator=(const ProcessGroup&) = delete;
 
   Rank rank() const noexcept override { return rendezvous_->rank(); }
-  void all_gather(std::byte* buffer, std::span<const ByteRange> parts, StreamView stream) override {
-    move("all_gather", parts, stream, [&] { transport_->all_gather(buffer, parts, stream); });
-  }
-  void all_to_all(const std::byte* from, std::span<const ByteRange> parts, std::byte* to, StreamView stream) override {
-    move("all_to_all", parts, stream, [&] { transport_->all_to_all(from, parts, to, stream); });
-  }
+  void all_gather(std::byte* buffer, std::span<const ByteRange> parts, StreamView stream) override;
+  void all_to_all(const std::byte* from, std::span<const ByteRange> parts, std::byte* to, StreamView stream) override;
   void broadcast(Channel channel, int root, std::span<std::byte> bytes) override;
   void fail(std::exception_ptr error) noexcept override { rendezvous_->fail(error); }
-  void leave() noexcept override { rendezvous_->leave(); }
+  void leave() noexcept override;
 
  private:
   template <class Body>
   void or_fail(const Body& body);
-  template <class Body>
-  void move(std::string_view name, std::span<const ByteRange> parts, StreamView stream, const Body& body);
+  template <class Check, class Body>
+  void move(std::string_view name, std::span<const ByteRange> parts, StreamView stream, const Check& check,
+            const Body& body);
+  void require_memory(const std::byte* data, ByteRange part, std::string_view action) const;
   std::exception_ptr cause() const;
 
-  const std::unique_ptr<Rendezvous> rendezvous_;
+  const std::shared_ptr<Rendezvous> rendezvous_;
   const std::unique_ptr<PeerTransport> transport_;
   Device& device_;
 };
@@ -62,11 +60,14 @@ void ProcessGroup::or_fail(const Body& body) {
   }
 }
 
-template <class Body>
-void ProcessGroup::move(std::string_view name, std::span<const ByteRange> parts, StreamView stream, const Body& body) {
+/// Runs `check` before the ranks meet, so that its errors are told to all of them before anything moves.
+template <class Check, class Body>
+void ProcessGroup::move(std::string_view name, std::span<const ByteRange> parts, StreamView stream, const Check& check,
+                        const Body& body) {
   or_fail([&] {
     device_.require_own(stream);
     require_parts(parts, rank().count);
+    if (rank().count > 1 && !rendezvous_->failure()) check();
     rendezvous_->meet(Rendezvous::of_devices, text_of_call(name, parts), "");
     try {
       body();
@@ -75,6 +76,35 @@ void ProcessGroup::move(std::string_view name, std::span<const ByteRange> parts,
       throw;
     }
   });
+}
+
+void ProcessGroup::require_memory(const std::byte* data, ByteRange part, std::string_view action) const {
+  if (part.size() > 0) transport_->require_memory(data + part.begin, part.size(), action);
+}
+
+void ProcessGroup::all_gather(std::byte* buffer, std::span<const ByteRange> parts, StreamView stream) {
+  const auto check = [&] {
+    for (const ByteRange part : parts) require_memory(buffer, part, "copy between ranks uses");
+  };
+  move("all_gather", parts, stream, check, [&] { transport_->all_gather(buffer, parts, stream); });
+}
+
+void ProcessGroup::all_to_all(const std::byte* from, std::span<const ByteRange> parts, std::byte* to,
+                              StreamView stream) {
+  const auto own = static_cast<std::size_t>(rank().index);
+  const auto check = [&] {
+    for (std::size_t peer = 0; peer < parts.size(); ++peer) {
+      if (peer != own) require_memory(from, parts[peer], "copy between ranks reads");
+    }
+    require_memory(to, {0, parts[own].size() * (parts.size() - 1)}, "copy between ranks writes");
+  };
+  move("all_to_all", parts, stream, check, [&] { transport_->all_to_all(from, parts, to, stream); });
+}
+
+// First, since others learn by it that they may free what they have shown.
+void ProcessGroup::leave() noexcept {
+  transport_->drain();
+  rendezvous_->leave();
 }
 
 /// Error that has ended the group, once a transport has seen another rank's end; null where none is told of.
@@ -106,7 +136,7 @@ void ProcessGroup::broadcast(Channel channel, int root, std::span<std::byte> byt
 
 }  // namespace
 
-std::unique_ptr<Group> make_process_group(std::unique_ptr<Rendezvous> rendezvous,
+std::unique_ptr<Group> make_process_group(std::shared_ptr<Rendezvous> rendezvous,
                                           std::unique_ptr<PeerTransport> transport, Device& device) {
   return std::make_unique<ProcessGroup>(std::move(rendezvous), std::move(transport), device);
 }

@@ -6,7 +6,7 @@
 # tandem_gpu_emulation_immediate runs a kernel where it is launched.
 set(gpu_kernels_dir ${CMAKE_CURRENT_LIST_DIR})
 set(gpu_kernel_sources attention.cu attention_backward.cu attention_tensor.cu attention_tensor_backward.cu cached.cu columns.cu decode.cu dropout.cu embedding.cu expert_products.cu
-                       expert_products_tensor.cu experts.cu matmul.cu norms.cu norms_backward.cu pointwise.cu preference.cu softmax.cu update.cu)
+                       expert_products_tensor.cu experts.cu fp8.cu matmul.cu norms.cu norms_backward.cu pointwise.cu preference.cu softmax.cu update.cu)
 list(TRANSFORM gpu_kernel_sources PREPEND ${gpu_kernels_dir}/kernels/)
 set(gpu_ops_sources attention.cpp cuda_ops.cpp head_loss.cpp)
 list(TRANSFORM gpu_ops_sources PREPEND ${gpu_kernels_dir}/ops/)

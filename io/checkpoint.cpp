@@ -297,7 +297,8 @@ Checkpoint::Checkpoint(const fs::path& directory, CheckpointCheck check)
 void Checkpoint::read(std::size_t index, StateArray array, std::int64_t first, std::span<float> values) const {
   const auto& parameter = manifest_.parameters.at(index);
   if (!parameter.elsewhere.empty()) {
-    throw InputError(where_of(directory_), fmt::format("it holds adapters, and not the values of {}", parameter.name),
+    throw InputError(where_of(directory_),
+                     fmt::format("it does not hold the values of {}, which was not trained", parameter.name),
                      "take those from the base that it was trained over");
   }
   if (!has(manifest_, parameter, array)) {

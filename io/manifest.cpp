@@ -46,7 +46,7 @@ std::optional<double> optional_number(const json& object, const char* key) {
 
 json or_null(const std::optional<double>& value) { return value ? json(*value) : json(nullptr); }
 
-/// Hash of a parameter whose values are elsewhere, as only those of a frozen one are.
+/// A hash of a parameter whose values are elsewhere, as only those of a frozen one are.
 std::string hash_of(const json& j, const CheckpointParameter& parameter, const std::string& where) {
   const auto text = j.get<std::string>();
   constexpr std::size_t digits = 32;
@@ -60,6 +60,7 @@ CheckpointParameter parameter_of(const json& j, const std::string& where) {
   CheckpointParameter parameter{.name = text(j, "name"), .shape = {}, .trainable = j.at("trainable").get<bool>()};
   if (j.contains("missed_updates")) parameter.missed_updates = natural(j.at("missed_updates"));
   if (j.contains("elsewhere")) parameter.elsewhere = hash_of(j.at("elsewhere"), parameter, where);
+  if (j.contains("original")) parameter.original = hash_of(j.at("original"), parameter, where);
   std::int64_t count = 1;
   for (const json& dim : list(j, "shape")) {
     parameter.shape.push_back(natural(dim));
@@ -137,11 +138,13 @@ Manifest from_json(const json& j, const std::string& where) {
   }
   if (j.contains("data_digest")) m.data_digest = text(j, "data_digest");
   if (j.contains("optimizer")) m.optimizer = optimizer_named(text(j, "optimizer"), where);
-  if (j.contains("adapter")) {
-    m.adapter = json_text(j.at("adapter"), 2);
-    m.base_format = text(j, "base_format");
+  if (j.contains("adapter")) m.adapter = json_text(j.at("adapter"), 2);
+  if (j.contains("base")) m.base = text(j, "base");
+  if (!m.adapter.empty() || j.contains("base")) m.base_format = text(j, "base_format");
+  for (const json& p : list(j, "parameters")) {
+    m.parameters.push_back(parameter_of(p, where));
+    if (m.base_format.empty() && !m.parameters.back().elsewhere.empty()) corrupt(where, "its manifest names no base");
   }
-  for (const json& p : list(j, "parameters")) m.parameters.push_back(parameter_of(p, where));
   for (const json& f : list(j, "files")) m.files.push_back(file_of(f, where));
   return m;
 }
@@ -159,11 +162,11 @@ Manifest parse_manifest(std::string_view content, const std::string& where) {
   const json j = parse_json<json>(content);
   if (!j.is_object() || !j.contains("format")) corrupt(where, "its manifest is no JSON object with a format");
   const json& format = j["format"];
-  if (format != Manifest::format && format != Manifest::format_of_adapters) {
+  if (format != Manifest::format && format != Manifest::format_over_base) {
     const std::string why = fmt::format("its format is {}, this tandem reads {} and {}",
                                         format.is_number() ? json_text(format) : "no number", +Manifest::format,
-                                        +Manifest::format_of_adapters);
-    if (format.is_number() && format.get<double>() > Manifest::format_of_adapters) {
+                                        +Manifest::format_over_base);
+    if (format.is_number() && format.get<double>() > Manifest::format_over_base) {
       throw NewerFormat(where, why, "use the newer tandem that wrote it");
     }
     throw InputError(where, why, "use another one of the run");
@@ -180,12 +183,13 @@ std::string manifest_text(const Manifest& m) {
   for (const auto& p : m.parameters) {
     parameters.push_back({{"name", p.name}, {"shape", p.shape}, {"trainable", p.trainable}});
     if (!p.elsewhere.empty()) parameters.back()["elsewhere"] = p.elsewhere;
+    if (!p.original.empty()) parameters.back()["original"] = p.original;
     if (p.missed_updates > 0) parameters.back()["missed_updates"] = p.missed_updates;
   }
   json files = json::array();
   for (const auto& f : m.files) files.push_back({{"name", f.name}, {"bytes", f.bytes}, {"xxh3_128", f.hash}});
-  // Programs that know no adapters would take such a checkpoint for a damaged one.
-  json j{{"format", m.adapter.empty() ? Manifest::format : Manifest::format_of_adapters},
+  // Programs that know no adapters would take a checkpoint without frozen parameters for a damaged one.
+  json j{{"format", m.base_format.empty() ? Manifest::format : Manifest::format_over_base},
          {"tandem_version", m.tandem_version},
          {"model", m.model_name},
          {"model_config", part("model_config", m.model_config)},
@@ -212,9 +216,10 @@ std::string manifest_text(const Manifest& m) {
                         {"without_gain", m.evaluations_without_gain}};
   }
   if (!m.data_digest.empty()) j["data_digest"] = m.data_digest;
-  if (!m.adapter.empty()) {
-    j["adapter"] = part("adapter", m.adapter);
+  if (!m.adapter.empty()) j["adapter"] = part("adapter", m.adapter);
+  if (!m.base_format.empty()) {
     j["base_format"] = m.base_format;
+    if (m.adapter.empty()) j["base"] = m.base;
   }
   if (m.optimizer != Optimizer::adamw) j["optimizer"] = name_of(m.optimizer);
   return json_document(j);

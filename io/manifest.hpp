@@ -18,8 +18,10 @@ struct CheckpointParameter {
   bool trainable = true;
   std::int64_t missed_updates = 0;  ///< updates of the state that left this parameter as it was
   /// Hash of a frozen parameter, as StateDigest::parameter_hash has it, whose values are not in the checkpoint but in
-  /// the model that the run began with; empty: they are here.
+  /// the model that the run began with; empty: they are here. As it lies for training: of codes and scales, where it is
+  /// stored so.
   std::string elsewhere{};
+  std::string original{};  ///< hash of its values in that model, where it is coded for training; else empty
   std::int64_t count() const noexcept;
 };
 
@@ -37,7 +39,7 @@ struct CheckpointMixPart {
 };
 
 struct Manifest {
-  static constexpr int format = 1, format_of_adapters = 2;
+  static constexpr int format = 1, format_over_base = 2;
   std::string tandem_version;
   std::string model_name;
   std::string model_config;  ///< text of a Hugging Face config.json
@@ -65,7 +67,10 @@ struct Manifest {
   std::string data_digest;                 ///< digest of the data's content; empty: not known, as in older checkpoints
   Optimizer optimizer = Optimizer::adamw;  ///< whose state it is
   std::string adapter;      ///< adapters that the run trains, JSON as PEFT's adapter_config.json; empty: none
-  std::string base_format;  ///< format of its frozen matrices, "bf16"; empty where there are no adapters
+  std::string base_format;  ///< format of frozen matrices, "bf16"; empty where frozen parameters are in the checkpoint
+  /// Path or name of the model that has the frozen parameters, where adapters do not name it; empty: random weights by
+  /// the seed, or they are here.
+  std::string base;
   std::vector<CheckpointParameter> parameters;
   std::vector<CheckpointFile> files;
 };

@@ -21,6 +21,7 @@ std::unique_ptr<Device> open_cuda(int ordinal, const DeviceOptions& options) {
   cuda.memory = options.memory;
   cuda.allocator = options.allocator;
   cuda.pageable = pageable_notice(options);
+  cuda.slower_peers = options.warning;
   cuda.under_windows = runs_under_windows();
   cuda.make_ops = [slower = options.warning] { return make_cuda_ops(slower); };
   cuda.ops_key = cuda_ops_key;

@@ -540,6 +540,20 @@ void add_head_loss(Gpu& gpu) {
   });
 }
 
+/// Loss of pairs of sequences, with as many tokens as the other kernels have elements.
+void add_preference_loss(Gpu& gpu) {
+  add_kernel(gpu, "kernel/preference_loss", 4, [](Gpu& g) {
+    constexpr std::int64_t usual_sequence = 1024;
+    const std::int64_t of_half = g.sizes().elements / 2, sequence = std::gcd(of_half, usual_sequence);
+    const std::int64_t pairs = of_half / sequence;
+    g.ops().preference_loss({.losses = {g.slot<float>(0), DType::f32, {2 * pairs, sequence}},
+                             .reference = {g.slot<float>(2), DType::f32, {2 * pairs}},
+                             .sequence_factors = {g.slot<float>(4), DType::f32, {2 * pairs}},
+                             .pairs = {g.slot<float>(6), DType::f32, {pairs, 3}}},
+                            g.stream());
+  });
+}
+
 int run(int argc, char** argv) {
   benchmark::Initialize(&argc, argv);
   const bool small = argc == 2 && std::string_view(argv[1]) == "--small";
@@ -552,7 +566,7 @@ int run(int argc, char** argv) {
     benchmark::AddCustomContext("device", gpu.device().info().name);
     benchmark::AddCustomContext("compute_key", gpu.device().info().compute_key);
     for (const auto add_some : {add_copies, add_optimizer, add_norms, add_pointwise, add_products, add_experts,
-                                add_attention, add_packed_attention, add_head_loss}) {
+                                add_attention, add_packed_attention, add_head_loss, add_preference_loss}) {
       add_some(gpu);
     }
     benchmark::RunSpecifiedBenchmarks();

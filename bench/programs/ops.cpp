@@ -184,6 +184,17 @@ void head_loss(benchmark::State& state) {
   report(state, (gradient ? 6.0 : 2.0) * static_cast<double>(tokens * channels * vocabulary));
 }
 
+/// Pairs of sequences, of which the losses of all tokens are there.
+void preference_loss(benchmark::State& state) {
+  const std::int64_t pairs = state.range(0), length = state.range(1);
+  const auto parallel = make_parallel(threads);
+  const Buffer losses(DType::f32, {2 * pairs, length}), reference(DType::f32, {2 * pairs});
+  const Buffer factors(DType::f32, {2 * pairs}), results(DType::f32, {pairs, 3});
+  const PreferenceLoss of{.losses = losses, .reference = reference, .sequence_factors = factors, .pairs = results};
+  for (auto _ : state) fast::preference_loss(*parallel, of);
+  state.SetBytesProcessed(state.iterations() * 2 * pairs * length * 4);
+}
+
 constexpr AttentionShape gpt2_heads{
     .batch = tokens / sequence, .sequence = sequence, .heads = 12, .kv_heads = 12, .head_dim = 64, .scale = 0.125F};
 
@@ -262,6 +273,17 @@ void decode(benchmark::State& state) {
       benchmark::Counter(moved * static_cast<double>(state.iterations()), benchmark::Counter::kIsRate);
 }
 
+/// Inputs of an adapter in training: a million elements, with the result added or not.
+void dropout(benchmark::State& state) {
+  const DType type = state.range(0) != 0 ? DType::bf16 : DType::f32;
+  const auto parallel = make_parallel(threads);
+  const Buffer x(type, {1024, 1024}), y(type, {1024, 1024});
+  const Dropout of{.rate = 0.1F, .seed = 1, .stream = 2, .first = 3};
+  for (auto _ : state) fast::dropout(*parallel, x, of, y, state.range(1) != 0);
+  state.counters["elements/s"] =
+      benchmark::Counter(1024.0 * 1024.0 * static_cast<double>(state.iterations()), benchmark::Counter::kIsRate);
+}
+
 void gpt2_products(benchmark::internal::Benchmark* b) {
   const std::int64_t shapes[][2] = {{768, 2304}, {768, 768}, {768, 3072}, {3072, 768}};
   for (const std::int64_t bf16_activations : {0, 1}) {
@@ -291,8 +313,10 @@ BENCHMARK(head_loss)
     ->ArgNames({"bf16", "gradient"})
     ->UseRealTime()
     ->Unit(benchmark::kMillisecond);
+BENCHMARK(preference_loss)->Args({1, 1024})->Args({8, 4096})->ArgNames({"pairs", "tokens"})->UseRealTime();
 BENCHMARK(attention)->ArgsProduct({{0, 1}, {0, 1}})->ArgNames({"bf16", "backward"})->UseRealTime();
 BENCHMARK(decode)->DenseRange(0, 4)->ArgNames({"code"})->UseRealTime();
+BENCHMARK(dropout)->ArgsProduct({{0, 1}, {0, 1}})->ArgNames({"bf16", "accumulate"})->UseRealTime();
 BENCHMARK(pointwise)->ArgsProduct({{0, 1}, {0, 1, 2, 3}})->ArgNames({"bf16", "gelu/d/norm/d"})->UseRealTime();
 
 }  // namespace

@@ -17,6 +17,8 @@
 
 #include "models/transformer/transformer.hpp"
 #include "scheduler/tasks/traffic.hpp"
+#include "train/config/config.hpp"
+#include "train/hf/trained_layout.hpp"
 
 namespace {
 
@@ -93,41 +95,19 @@ ModelConfig model_of(const Settings& s) {
   c.positions = s.sequence;
   if (s.vocabulary > 0) c.vocabulary = s.vocabulary;
   if (s.lora == 0) return c;
+  c.lora = LoraConfig{.rank = s.lora, .alpha = 2.0 * static_cast<double>(s.lora)};
   std::vector<std::string> modules;
   for (const LinearLayer& layer : linear_layers(c)) modules.push_back(layer.module);
-  c.lora = LoraConfig{.rank = s.lora, .alpha = 2.0 * static_cast<double>(s.lora)};
-  c.lora->modules.assign(static_cast<std::size_t>(c.layers), modules);
+  for (std::int64_t block = 0; block < c.layers; ++block) c.lora->adapt(static_cast<std::size_t>(block), modules);
   return c;
-}
-
-WeightCode code_of(const std::string& base) {
-  const std::map<std::string, WeightCode> names = {{"bf16", WeightCode::none},
-                                                   {"int8", WeightCode::int8},
-                                                   {"nf4", WeightCode::nf4},
-                                                   {"nf4-double", WeightCode::nf4_double},
-                                                   {"fp8", WeightCode::fp8}};
-  const auto found = names.find(base);
-  if (found == names.end()) throw UsageError(base, "no such format");
-  return found->second;
 }
 
 /// The model's layout; with adapters all else is frozen, and the matrices of blocks are stored as `base` says.
 ParameterLayout layout_of(const ModelConfig& config, const Settings& s) {
-  const ParameterLayout plain = layout_of(config);
-  if (!config.lora) return plain;
-  ParameterLayout layout;
-  for (const Layer& layer : plain.layers()) {
-    auto builder = layout.add_layer(layer.name);
-    for (const Parameter& p : layer.parameters) {
-      ParameterOptions options = p.options;
-      options.trainable = is_adapter(p);
-      const bool of_block = p.layer > 0 && p.layer <= config.layers;
-      if (!options.trainable && of_block && p.shape.rank() > 1) options.code = code_of(s.base);
-      builder.add(p.name, p.shape, options);
-    }
-  }
-  if (config.tied_head) layout.tie("embedding.tokens", "head.lm_head");
-  return layout;
+  if (!config.lora) return layout_of(config);
+  TrainConfig run;
+  set_config_field(run, *find_config_field("base"), {s.base});
+  return trained_layout(run, config);
 }
 
 /// Bytes of the blocks' frozen matrices, as they are stored, and their elements.

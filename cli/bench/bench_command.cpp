@@ -13,6 +13,8 @@
 
 #include "api/calibrate.hpp"
 #include "api/open_device.hpp"
+#include "cli/bench/bench_machine.hpp"
+#include "cli/bench/bench_modules.hpp"
 #include "cli/bench/bench_report.hpp"
 #include "cli/bench/bench_steps.hpp"
 #include "cli/common/commands.hpp"
@@ -25,6 +27,7 @@
 #include "io/atomic_file.hpp"
 #include "scheduler/tasks/traffic.hpp"
 #include "train/config/units.hpp"
+#include "train/hf/trained_layout.hpp"
 #include "train/runtime/stop_signal.hpp"
 #include "train/setup/performance.hpp"
 #include "train/setup/profile_machine.hpp"
@@ -39,30 +42,35 @@ using Json = nlohmann::ordered_json;
 // Change time and memory, never the state: so all rows of a sweep must agree in their digest.
 constexpr std::array<std::string_view, 7> sweepable{"device-memory", "host-memory",     "link-bandwidth", "update-rate",
                                                     "subgroup-size", "resident-layers", "prefetch-layers"};
-constexpr std::array<std::string_view, 26> fixed{"model",        "device",
-                                                 "state",        "compute",
-                                                 "recompute",    "offload-activations",
-                                                 "freeze",       "micro-batch",
-                                                 "grad-accum",   "accumulation-order",
-                                                 "seq-len",      "seed",
-                                                 "threads",      "update-threads",
-                                                 "numa-node",    "state-dir",
-                                                 "clip",         "on-nonfinite",
-                                                 "lora-rank",    "lora-alpha",
-                                                 "lora-targets", "lora-dropout",
-                                                 "lora-rslora",  "lora-modules-to-save",
-                                                 "adapter",      "base"};
+constexpr std::array<std::string_view, 29> fixed{"model",         "device",
+                                                 "state",         "compute",
+                                                 "recompute",     "offload-activations",
+                                                 "freeze",        "micro-batch",
+                                                 "grad-accum",    "accumulation-order",
+                                                 "seq-len",       "seed",
+                                                 "threads",       "update-threads",
+                                                 "numa-node",     "state-dir",
+                                                 "clip",          "on-nonfinite",
+                                                 "lora-rank",     "lora-alpha",
+                                                 "lora-targets",  "lora-dropout",
+                                                 "lora-rslora",   "lora-modules-to-save",
+                                                 "lora-experts",  "adapter",
+                                                 "base",          "fp8-gradients",
+                                                 "fp8-accumulation"};
 constexpr std::string_view rows_name = "rows.jsonl";
 constexpr std::string_view profile_name = "profile.toml";
 constexpr std::string_view compute_key = "compute_measured";
 
+const std::vector<std::string> all_policies{"host", "stream", "interleave:2", "static:0.5", "auto"}, one_policy{"auto"};
+
 struct BenchFlags {
   ConfigFlags config;
-  std::vector<std::string> policies{"host", "stream", "interleave:2", "static:0.5", "auto"};
+  std::vector<std::string> policies;
   std::string profile;
   std::string out;
   std::string compute_factors;
   int steps = 5;
+  bool modules = false;
   bool resume = false;
   bool json = false;
 
@@ -81,8 +89,6 @@ struct KeptCompute {
   Json of;
   LayerSeconds slower;
 };
-
-void say(const std::string& line) { std::fputs((line + "\n").c_str(), stderr); }
 
 TrainConfig with(TrainConfig config, const BenchSetting& setting) {
   for (const auto& [flag, value] : setting) set_config_field(config, *find_config_field(flag), {value});
@@ -168,7 +174,7 @@ class Bench {
     Unfinished made(flags_.out.empty() || fs::exists(flags_.out) ? fs::path() : fs::path(flags_.out));
     if (!flags_.out.empty()) create_directories_or_throw(flags_.out);
     if (executes()) {
-      calibrated(*device);
+      profile_ = calibrated(*device, config_, layout_);
       take_compute(bare, kept);
     }
     if (!flags_.out.empty()) keep_machine(head);
@@ -215,24 +221,6 @@ class Bench {
     slower_ = {slower.at(0), slower.at(1)};
     report_.compute_measured = file_->head().value(std::string(compute_key), true);
     say(fmt::format("{} of {} rows are there", report_.rows.size(), planned_.size()));
-  }
-
-  void calibrated(Device& device) {
-    auto profile = find_calibration(device);
-    const bool lacks_file = !config_.state_dir.empty() && profile && !profile->knows_file();
-    if (!profile || lacks_file) {
-      say("calibrating");
-      CalibrationOptions quick;
-      quick.seconds_per_figure = 0.15;
-      // The caches hold much of a small model.
-      quick.working_set = calibrated_bytes_of_parameter * static_cast<std::size_t>(layout_.state_elements());
-      quick.state_folder = state_folder(config_);
-      quick.progress = [](std::string_view) {
-        if (StopSignal::received() != 0) throw BenchInterrupted{};
-      };
-      profile = calibrate(device, quick);
-    }
-    profile_ = *std::move(profile);
   }
 
   /// Forward and backward as measured here or, with --compute-factors, by a bench before. Not measured where the whole
@@ -452,7 +440,19 @@ void refuse_twice(std::string_view flag, std::vector<std::string> values) {
     throw UsageError(fmt::format("--{} {}", flag, *twice), "given twice", "give each value once");
 }
 
+/// Modules are those of one step.
+void check_modules(const BenchFlags& flags) {
+  const std::string what = "--modules";
+  if (flags.policies.size() > 1) throw UsageError(what, "it is of one policy", "give --policy once");
+  if (flags.settings().size() > 1) throw UsageError(what, "it is of one setting", "give each flag one value");
+  if (flags.resume) throw UsageError(what, "it has no rows to go on with", "leave --resume out");
+  if (!flags.compute_factors.empty()) {
+    throw UsageError(what, "it predicts by the calibration alone", "leave --compute-factors out");
+  }
+}
+
 void check(const BenchFlags& flags, const TrainConfig& config) {
+  if (flags.modules) check_modules(flags);
   require_one_device(config.device, "bench");
   for (const BenchSetting& setting : flags.settings()) check_config(with(config, setting));
   for (const std::string& policy : flags.policies) parse_policy(policy);
@@ -469,7 +469,8 @@ void check(const BenchFlags& flags, const TrainConfig& config) {
   }
 }
 
-int bench(const BenchFlags& flags, const ProgramContext& context) {
+int bench(BenchFlags flags, const ProgramContext& context) {
+  if (flags.policies.empty()) flags.policies = flags.modules ? one_policy : all_policies;
   TrainConfig config = flags.config.config();
   if (config.model.empty()) config.model = "tiny-gpt2";
   check(flags, config);
@@ -478,6 +479,11 @@ int bench(const BenchFlags& flags, const ProgramContext& context) {
   config.seq_len = sequence_length(config, source.config);
   recompute_of(config, source.config);  // a contradiction is told before anything is measured
   const StopSignal signals;
+  if (flags.modules) {
+    config.policy = parse_policy(flags.policies.front());
+    return bench_modules(
+        {config, std::move(source), flags.profile, flags.out, context.command_line, flags.steps, flags.json});
+  }
   BenchReport report;
   try {
     report = Bench(flags, config, std::move(source), context.command_line).run();
@@ -510,8 +516,8 @@ CommandFunction add_bench_command(CLI::App& program) {
   command
       ->add_option(
           "--policies,--policy", flags->policies,
-          "which, one after another. Default: host stream interleave:2 static:0.5 auto. Example: --policies host "
-          "auto")
+          "which, one after another. Default: host stream interleave:2 static:0.5 auto; with --modules auto. Example: "
+          "--policies host auto")
       ->type_name("POLICY ...");
   add_profile_option(*command, flags->profile,
                      "simulates over this machine instead of executing here, a file or the name of a shipped profile. "
@@ -522,7 +528,8 @@ CommandFunction add_bench_command(CLI::App& program) {
       ->type_name("STEPS");
   command
       ->add_option("--out", flags->out,
-                   "new folder for report.html, report.json and traces. Default: none. Example: --out bench-1")
+                   "new folder for report.html, report.json and traces, or modules.json. Default: none. Example: --out "
+                   "bench-1")
       ->type_name("DIR");
   command
       ->add_option("--compute-factors", flags->compute_factors,
@@ -530,6 +537,10 @@ CommandFunction add_bench_command(CLI::App& program) {
                    "flags; written anew where they are others. Default: measured each time. Example: --compute-factors "
                    "gpt2.json")
       ->type_name("FILE");
+  command->add_flag(
+      "--modules", flags->modules,
+      "one step by kinds of modules: time, FLOPs, bytes and what bounds each, and the engine's work beside "
+      "them, measured beside predicted. Default: off");
   command->add_flag("--resume", flags->resume,
                     "goes on with the rows that are missing in --out; the flags must be the same. Default: off");
   command->add_flag("--json", flags->json, "one JSON object on standard output. Default: off");

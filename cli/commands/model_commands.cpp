@@ -20,6 +20,7 @@
 #include "train/hf/hf_export.hpp"
 #include "train/hf/lora_modules.hpp"
 #include "train/hf/model_source.hpp"
+#include "train/hf/trained_layout.hpp"
 #include "train/setup/training_data.hpp"
 
 namespace tandem {
@@ -197,13 +198,26 @@ std::int64_t export_adapter_of(const fs::path& path, const ExportFlags& flags, E
   return parameters;
 }
 
-/// Warns where what is merged was trained over other values of the base than those that are at hand.
-void warn_of_base_format(const AdapterSource& adapter) {
-  if (adapter.checkpoint() == nullptr) return;
-  const std::string& format = adapter.checkpoint()->manifest().base_format;
+/// Format of the frozen weights that a source's state was trained over; "bf16": as the model's own.
+std::string base_format_of(const ModelSource& source) {
+  if (source.adapter && source.adapter->checkpoint() != nullptr)
+    return source.adapter->checkpoint()->manifest().base_format;
+  return source.on_top.empty() ? "bf16" : source.on_top.back()->manifest().base_format;
+}
+
+/// Warns where the model that is written is not what was trained, as frozen weights were in another format.
+void warn_of_base_format(const ModelSource& source) {
+  if (source.config.stored_code != WeightCode::none) {
+    return spdlog::warn(
+        "{}: its linear layers are NF4 by bitsandbytes; written are the values that their codes stand for, not those "
+        "that were quantized",
+        source.on_top.empty() ? source.base : source.on_top.front()->manifest().base);
+  }
+  const std::string format = base_format_of(source);
   if (format == "bf16") return;
-  spdlog::warn("the adapters were trained over a base in {}, and are added to its original weights: the loss differs",
-               format);
+  spdlog::warn("{} trained over weights in {}, and are {} the original ones: the loss differs",
+               source.adapter ? "the adapters were" : "parameters were", format,
+               source.adapter ? "added to" : "written beside");
 }
 
 std::int64_t export_whole(const std::string& name, const ExportFlags& flags, ExportType type, std::size_t shard_bytes) {
@@ -215,12 +229,11 @@ std::int64_t export_whole(const std::string& name, const ExportFlags& flags, Exp
     throw UsageError(fmt::format("export {} --merged", name), "it has no adapter to merge", "leave out --merged");
   }
   const ModelConfig plain = without_adapters(source.config);
-  const ParameterLayout layout = frozen_layout(plain, ""), all = forward_layout(source.config);
-  ParameterValues values = initial_values(source, source.adapter ? all : layout, 0);
-  if (source.adapter) {
-    warn_of_base_format(*source.adapter);
-    values = merged_values(source.config, all, std::move(values));
-  }
+  const ParameterLayout layout = forward_layout(plain), all = forward_layout(source.config);
+  const bool over_base = source.adapter || !source.on_top.empty();
+  ParameterValues values = initial_values(source, over_base ? all : layout, 0);
+  warn_of_base_format(source);
+  if (source.adapter) values = merged_values(source.config, all, std::move(values));
   require_free(flags.to);
   export_hf(flags.to, {.config = plain,
                        .layout = layout,

@@ -13,13 +13,18 @@
 #include "cli/common/commands.hpp"
 #include "cli/common/flags.hpp"
 #include "cli/common/shipped_profiles.hpp"
+#include "cli/common/step_modules.hpp"
 #include "core/base/error.hpp"
 #include "core/base/json_text.hpp"
 #include "scheduler/machine/cost_model.hpp"
 #include "scheduler/search/upgrades.hpp"
 #include "train/config/units.hpp"
+#include "train/hf/adapter_source.hpp"
 #include "train/hf/model_source.hpp"
+#include "train/hf/trained_layout.hpp"
+#include "train/report/record_scores.hpp"
 #include "train/setup/profile_machine.hpp"
+#include "train/setup/reference_choice.hpp"
 #include "train/setup/run_setup.hpp"
 #include "train/setup/training_data.hpp"
 
@@ -57,12 +62,14 @@ struct Planned {
   Saving saving;
   std::optional<CheckpointSpace> checkpoints;
   std::string order;  ///< order of the micro-batches; empty for a single one
+  std::optional<ReferencePlan> reference;
   std::string activations;
   std::optional<Simulation> predicted;
   std::optional<double>
       confirmed_seconds;  ///< seconds of a step that is not clipped, where some updates may run ahead of the norm
   std::vector<Candidate> candidates;
   std::vector<Upgrade> upgrades;
+  std::optional<StepModules> modules;       ///< where it is explained
   std::optional<ClosedForms> closed_forms;  ///< where the search asked them
   std::vector<std::string> doubts;          ///< about this machine's calibration
 };
@@ -112,6 +119,14 @@ Json json_of(const std::optional<CheckpointSpace>& checkpoints) {
           {"free_bytes", available ? Json(*available) : Json(nullptr)}};
 }
 
+Json json_of(const ReferencePlan& reference) {
+  const auto seconds = [](const std::optional<double>& of) { return of ? Json(*of) : Json(nullptr); };
+  return {{"when", reference.in_step ? "step" : "before"},
+          {"why", reference.text},
+          {"before_seconds", seconds(reference.before_seconds)},
+          {"added_seconds", seconds(reference.added_seconds)}};
+}
+
 double seconds_of_tokens(const Planned& planned) {
   return static_cast<double>(planned.tokens) / planned.targets * planned.predicted->step_seconds;
 }
@@ -149,6 +164,7 @@ Json json_of(const Planned& planned, const std::string& fitted) {
         planned.confirmed_seconds ? Json(*planned.confirmed_seconds) : Json(nullptr);
     json["bound_by"] = name_of(planned.predicted->bound_by());
   }
+  if (planned.reference) json["reference"] = json_of(*planned.reference);
   if (planned.tokens > 0) json["tokens"] = {{"count", planned.tokens}, {"seconds", seconds_of_tokens(planned)}};
   if (!fitted.empty()) json["fit"] = fitted;
   for (const Candidate& c : planned.candidates) {
@@ -163,6 +179,10 @@ Json json_of(const Planned& planned, const std::string& fitted) {
   }
   for (const Upgrade& u : planned.upgrades) {
     json["upgrades"].push_back({{"what", u.what}, {"step_seconds", u.step_seconds}});
+  }
+  if (planned.modules) {
+    const Json step = json_of(*planned.modules);
+    for (const char* part : {"modules", "engine"}) json[part] = step[part];
   }
   return json;
 }
@@ -250,6 +270,7 @@ std::string explanation(const Planned& planned) {
   const Simulation& s = *planned.predicted;
   std::string text = fmt::format("share of the step in which each part is busy: {}\n", text_of_use(s.use));
   if (!planned.order.empty()) text += fmt::format("order of micro-batches: {}\n", planned.order);
+  text += table_of(*planned.modules);
   text += text_of_candidates(planned);
   if (planned.closed_forms) text += text_of(*planned.closed_forms);
   if (!planned.upgrades.empty()) text += "the same step on other hardware:\n";
@@ -307,6 +328,7 @@ Planned planned_of(const PlanFlags& flags, const TrainConfig& config, const RunP
   planned.saving = run.saving;
   planned.checkpoints = run.checkpoints;
   planned.order = run.order;
+  planned.reference = run.reference;
   planned.activations = activations_of(run.model_config, run.shape);
   planned.parameters = run.layout.parameter_count();
   if (!run.prediction) {
@@ -320,6 +342,7 @@ Planned planned_of(const PlanFlags& flags, const TrainConfig& config, const RunP
   planned.closed_forms = closed_forms(config, known.choice, known.profile);
   if (flags.explain) {
     planned.upgrades = upgrades(run.layout, run.options, run.facts, known.profile, known.compute, run.plan);
+    planned.modules = step_modules(run, config.sequences);
   }
   return planned;
 }
@@ -435,7 +458,12 @@ std::string fit(const PlanFlags& flags, TrainConfig& config, ModelSource& source
 void take_sequences_of(TrainConfig& config, const ModelSource& source) {
   if (!config.data.empty() || !config.mix.empty()) {
     try {
-      return take_sequences(config, source.config, open_training_data(config, source));
+      const TrainingData data = open_training_data(config, source);
+      std::unique_ptr<TokenSource> eval_data;
+      if (!config.eval_data.empty()) eval_data = open_tokens(config.eval_data, config, source, "--eval-data");
+      take_sequences(config, source.config, data, eval_data.get());
+      config.sequences.has_scores = has_scores(config.data);
+      return;
     } catch (const Error& error) {
       spdlog::warn("the data is not read, so that sequences are as without it: {}", error.what());
     }
@@ -452,7 +480,11 @@ int plan(const PlanFlags& flags) {
   if (flags.fit == "model" && !config.adapter.empty()) {
     throw UsageError("--fit model", "an adapter is of one model", "name it, and leave out --fit model");
   }
-  if (flags.fit != "model") take_adapters(config, source);
+  if (flags.fit != "model") {
+    take_adapters(config, source);
+    settle_reference(config, source);
+  }
+  if (source.adapter) source.adapter->check(source.config, trained_layout(config, source.config));
   // With --fit model the sequence length depends on the model that is found.
   if (flags.fit != "model") take_sequences_of(config, source);
   try {

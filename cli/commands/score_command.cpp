@@ -16,6 +16,7 @@
 #include "data/window_sampler.hpp"
 #include "io/atomic_file.hpp"
 #include "train/hf/model_source.hpp"
+#include "train/hf/trained_layout.hpp"
 #include "train/hf/weights_digest.hpp"
 #include "train/report/record_scores.hpp"
 #include "train/runtime/rank_workers.hpp"

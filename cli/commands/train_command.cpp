@@ -8,6 +8,7 @@
 
 #include "cli/common/commands.hpp"
 #include "cli/common/flags.hpp"
+#include "cli/common/launch_environment.hpp"
 #include "core/base/error.hpp"
 #include "io/checkpoint.hpp"
 #include "models/config/config.hpp"
@@ -97,6 +98,7 @@ int train(const TrainFlags& flags, const ProgramContext& context) {
   request.quiet = flags.quiet;
   request.program = context.program;
   request.command = context.command_line;
+  request.launch = launch_of_environment();
   const std::string run = run_to_resume(flags);
   const std::string base = run.empty() ? "" : run + "/config.toml";
   request.config = flags.config.config(base);
@@ -109,7 +111,7 @@ int train(const TrainFlags& flags, const ProgramContext& context) {
   if (flags.quiet && spdlog::get_level() < spdlog::level::warn) spdlog::set_level(spdlog::level::warn);
   Trainer trainer(std::move(request));
   if (flags.dry_run) {
-    print_output(trainer.plan_text());
+    if (trainer.speaks()) print_output(trainer.plan_text());
     return 0;
   }
   const int signal = trainer.run();

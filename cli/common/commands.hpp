@@ -24,6 +24,7 @@ CommandFunction add_sample_command(CLI::App& program);
 CommandFunction add_digest_command(CLI::App& program);
 CommandFunction add_export_command(CLI::App& program);
 CommandFunction add_report_command(CLI::App& program);
+CommandFunction add_launch_command(CLI::App& program);
 
 /// Prints to standard output. Throws WriteError where nobody takes it.
 void print_output(const std::string& text);

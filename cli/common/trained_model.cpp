@@ -7,9 +7,9 @@
 namespace tandem {
 
 std::vector<std::string_view> with_machine_fields(std::vector<std::string_view> names) {
-  constexpr std::array<std::string_view, 10> fields{
-      "model",          "adapter",         "device",          "device-memory", "host-memory",
-      "link-bandwidth", "resident-layers", "prefetch-layers", "compute",       "threads"};
+  constexpr std::array<std::string_view, 12> fields{
+      "model",           "adapter",         "device",  "device-memory", "host-memory",      "link-bandwidth",
+      "resident-layers", "prefetch-layers", "compute", "fp8-gradients", "fp8-accumulation", "threads"};
   names.insert(names.end(), fields.begin(), fields.end());
   return names;
 }

@@ -8,6 +8,8 @@
 #include <unistd.h>
 #include <CLI/CLI.hpp>
 
+#include <algorithm>
+#include <array>
 #include <cerrno>
 #include <chrono>
 #include <csignal>
@@ -22,6 +24,7 @@
 #include <vector>
 
 #include "cli/common/commands.hpp"
+#include "cli/common/launch_environment.hpp"
 #include "cli/program/program_texts.hpp"
 #include "core/base/error.hpp"
 #include "core/base/stall.hpp"
@@ -84,6 +87,9 @@ class MessageSink final : public spdlog::sinks::base_sink<std::mutex> {
   void flush_() override { std::fflush(stderr); }
 };
 
+/// Commands whose whole work each of several processes would do.
+constexpr std::array<std::string_view, 7> alone = {"bench", "calibrate", "eval", "export", "launch", "sample", "score"};
+
 void set_up_logging() {
   auto logger = std::make_shared<spdlog::logger>("tandem", std::make_shared<MessageSink>());
   logger->set_pattern("tandem: %l: %v");
@@ -106,7 +112,7 @@ int parse_and_run(int argc, char** argv) {
   std::vector<std::pair<CLI::App*, CommandFunction>> commands;
   for (auto* add : {add_train_command, add_plan_command, add_calibrate_command, add_bench_command, add_eval_command,
                     add_score_command, add_sample_command, add_digest_command, add_export_command, add_report_command,
-                    add_completion_command}) {
+                    add_launch_command, add_completion_command}) {
     CommandFunction run = add(program);
     commands.emplace_back(program.get_subcommands({}).back(), std::move(run));
   }
@@ -134,7 +140,9 @@ int parse_and_run(int argc, char** argv) {
   }
   const ProgramContext context{program_word(argc, argv), joined(argc, argv)};
   for (const auto& [app, run] : commands) {
-    if (app->parsed()) return run(context);
+    if (!app->parsed()) continue;
+    if (std::ranges::find(alone, app->get_name()) != alone.end()) require_one_process(app->get_name());
+    return run(context);
   }
   print_output(program.help());
   throw UsageError("command line", "no subcommand", "for example tandem train --help");

@@ -17,11 +17,9 @@
 namespace tandem {
 namespace {
 
-using Json = nlohmann::json;
-
 /// Prompt of a JSON line: a text, or an object with one as "prompt"; empty where it is neither.
 std::optional<std::string> prompt_of_json(const std::string& line) {
-  const Json value = parse_json<Json>(line);
+  const auto value = parse_json<nlohmann::json>(line);
   if (value.is_string()) return value.get<std::string>();
   if (!value.is_object() || !value.contains("prompt") || !value["prompt"].is_string()) return std::nullopt;
   return value["prompt"].get<std::string>();

@@ -16,6 +16,7 @@
 #include "cli/sampling/chat.hpp"
 #include "cli/sampling/prompts.hpp"
 #include "core/base/json_text.hpp"
+#include "train/hf/trained_layout.hpp"
 #include "train/runtime/stop_signal.hpp"
 #include "train/sampling/end_tokens.hpp"
 

@@ -161,15 +161,19 @@ struct Trace::Impl {
       ++row;
     }
     const auto texts = names.in_order();
-    const auto put = [&](std::span<const Span> some) {
-      for (const Span& span : some) out << ",\n" << event_of(span, texts[span.name], origin);
-    };
+    for_each([&](const Span& span) { out << ",\n" << event_of(span, texts[span.name], origin); });
+    out << "\n]}\n";
+  }
+
+  template <class Function>
+  void for_each(const Function& function) const {
     if (file) {
       std::vector<Span> read(buffered);
-      for (std::size_t first = 0; first < file->count(); first += buffered) put(file->read(first, read));
+      for (std::size_t first = 0; first < file->count(); first += buffered) {
+        std::ranges::for_each(file->read(first, read), function);
+      }
     }
-    put(spans);
-    out << "\n]}\n";
+    std::ranges::for_each(spans, function);
   }
 };
 
@@ -216,6 +220,23 @@ void Trace::write(const std::filesystem::path& file) const {
     throw WriteError(fmt::format("cannot write trace {}", file.string()), error.message(),
                      "name another file with --trace");
   }
+}
+
+std::vector<Trace::Total> Trace::totals(double since) const {
+  const std::lock_guard lock(impl_->mutex);
+  if (impl_->file && !impl_->file->good()) throw WriteError("a trace", "its disk took no more of it");
+  const auto lanes = impl_->lanes.in_order(), names = impl_->names.in_order();
+  std::vector<Total> totals;
+  impl_->for_each([&](const Span& span) {
+    if (span.begin < since) return;
+    const std::string_view lane = lanes[span.lane], name = names[span.name], word = name.substr(0, name.find(' '));
+    auto found = std::ranges::find_if(totals, [&](const Total& t) { return t.lane == lane && t.word == word; });
+    if (found == totals.end()) found = totals.insert(found, {.lane = std::string(lane), .word = std::string(word)});
+    found->seconds += span.end - span.begin;
+    found->bytes += span.bytes;
+    ++found->spans;
+  });
+  return totals;
 }
 
 std::size_t Trace::size() const {

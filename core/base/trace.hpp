@@ -3,10 +3,12 @@
 // reads and a short lock a span; a null recorder costs a pointer test.
 #include <cstddef>
 #include <cstdint>
+#include <cstdint>
 #include <filesystem>
 #include <memory>
 #include <string>
 #include <string_view>
+#include <vector>
 
 namespace tandem {
 
@@ -32,6 +34,16 @@ class Trace {
   /// no more.
   void write(const std::filesystem::path& file) const;
   std::size_t size() const;
+
+  /// Spans of one lane whose names have the same first word, as those of a kind of task have.
+  struct Total {
+    std::string lane, word;
+    double seconds = 0.0;  ///< sum of their lengths
+    std::uint64_t bytes = 0;
+    std::int64_t spans = 0;
+  };
+  /// Totals of the spans that began at `since` or later, in order of first use. Throws WriteError as `write` does.
+  std::vector<Total> totals(double since) const;
 
  private:
   struct Impl;

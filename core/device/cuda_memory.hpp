@@ -14,6 +14,10 @@ constexpr std::size_t assumed_cuda_context = std::size_t{640} << 20;
 /// however large those of the system are, with an entry of 8 bytes for each: 2 MiB on the card for a gibibyte pinned.
 constexpr std::size_t pinned_per_cuda_page_table = 4096 / 8;
 
+/// Bytes that NCCL is taken to need on each card, where ranks in several processes train together: buffers of its
+/// channels to the others.
+constexpr std::size_t assumed_nccl_bytes = std::size_t{384} << 20;
+
 /// The ceiling in bytes of all that a process takes on a card, where the user names none: what is available, less a
 /// margin for what other programs come to need.
 constexpr std::size_t default_cuda_ceiling(std::size_t available) {

@@ -10,12 +10,12 @@ namespace tandem::numerics {
 
 /// Sign, four bits of exponent, three of fraction. No infinity; the largest number is 448.
 struct E4m3 {
-  static constexpr int fraction = 3, bias = 7;
+  static constexpr int fraction = 3, bias = 7, largest_exponent = 8;
   static constexpr std::uint32_t largest = 0x7e, infinity = 0x7f, nan = 0x7f;
 };
 /// Sign, five bits of exponent, two of fraction: the upper half of an IEEE fp16. The largest number is 57344.
 struct E5m2 {
-  static constexpr int fraction = 2, bias = 15;
+  static constexpr int fraction = 2, bias = 15, largest_exponent = 15;
   static constexpr std::uint32_t largest = 0x7b, infinity = 0x7c, nan = 0x7f;
 };
 

@@ -171,6 +171,62 @@ void linear_backward_weight(const TensorView& dy, const TensorView& x, const Ten
   check.optional(dbias, "dbias", DType::f32, {dy.shape[1]});
 }
 
+namespace {
+
+/// A matrix with data, whose sums may be these.
+void fp8(const Operands& check, const Fp8Matrix& m, std::string_view name, Fp8Sums sums) {
+  check.that(m.data != nullptr, fmt::format("{} is empty", name));
+  check.that(m.rows > 0 && m.columns > 0 && m.rows % fp8_multiple == 0 && m.columns % fp8_multiple == 0,
+             fmt::format("{} is ({}, {}), no multiples of {}", name, m.rows, m.columns, fp8_multiple));
+  check.that(m.sums == sums || m.sums == Fp8Sums::both || sums == Fp8Sums::both,
+             fmt::format("{} cannot be summed over its {}", name, sums == Fp8Sums::rows ? "rows" : "columns"));
+}
+
+void fp8_factors(const Operands& check, const Fp8Matrix& a, const Fp8Matrix& b) {
+  check.that(a.format == Fp8Format::e4m3 || b.format == Fp8Format::e4m3, "both factors are e5m2");
+}
+
+}  // namespace
+
+void quantize(const TensorView& x, const Fp8Matrix& to) {
+  const Operands check("quantize");
+  fp8(check, to, "the matrix", to.sums);
+  check.activations(x, "x", 2);
+  check.require(x, "x", x.dtype, {to.rows, to.columns});
+}
+
+void fp8_linear(const Fp8Matrix& x, const Fp8Matrix& w, const TensorView& bias, const TensorView& residual,
+                const TensorView& y) {
+  const Operands check("fp8_linear");
+  fp8(check, x, "x", Fp8Sums::columns);
+  fp8(check, w, "w", Fp8Sums::columns);
+  fp8_factors(check, x, w);
+  check.that(x.columns == w.columns, fmt::format("x has {} columns, w {}", x.columns, w.columns));
+  check.activations(y, "y", 2);
+  check.require(y, "y", y.dtype, {x.rows, w.rows});
+  check.optional(bias, "bias", DType::bf16, {w.rows});
+  check.optional(residual, "residual", y.dtype, {x.rows, w.rows});
+}
+
+void fp8_backward_input(const Fp8Matrix& dy, const Fp8Matrix& w, const TensorView& dx) {
+  const Operands check("fp8_backward_input");
+  fp8(check, dy, "dy", Fp8Sums::columns);
+  fp8(check, w, "w", Fp8Sums::rows);
+  fp8_factors(check, dy, w);
+  check.that(dy.columns == w.rows, fmt::format("dy has {} columns, w {} rows", dy.columns, w.rows));
+  check.activations(dx, "dx", 2);
+  check.require(dx, "dx", dx.dtype, {dy.rows, w.columns});
+}
+
+void fp8_backward_weight(const Fp8Matrix& dy, const Fp8Matrix& x, const TensorView& dw) {
+  const Operands check("fp8_backward_weight");
+  fp8(check, dy, "dy", Fp8Sums::rows);
+  fp8(check, x, "x", Fp8Sums::rows);
+  fp8_factors(check, dy, x);
+  check.that(dy.rows == x.rows, fmt::format("dy has {} rows, x {}", dy.rows, x.rows));
+  check.require(dw, "dw", of_gradient(dw), {dy.columns, x.columns});
+}
+
 void head_loss(const HeadLoss& head) {
   const Operands check("head_loss");
   check.activations(head.x, "x", 2);

@@ -10,6 +10,11 @@ void linear(const TensorView& x, const TensorView& w, const TensorView& bias, co
 void linear_rows(const TensorView& x, const TensorView& w, const TensorView& bias, const TensorView& y);
 void linear_backward_input(const TensorView& dy, const TensorView& w, const TensorView& dx);
 void linear_backward_weight(const TensorView& dy, const TensorView& x, const TensorView& dw, const TensorView& dbias);
+void quantize(const TensorView& x, const Fp8Matrix& to);
+void fp8_linear(const Fp8Matrix& x, const Fp8Matrix& w, const TensorView& bias, const TensorView& residual,
+                const TensorView& y);
+void fp8_backward_input(const Fp8Matrix& dy, const Fp8Matrix& w, const TensorView& dx);
+void fp8_backward_weight(const Fp8Matrix& dy, const Fp8Matrix& x, const TensorView& dw);
 void head_loss(const HeadLoss& head);
 void preference_loss(const PreferenceLoss& of);
 

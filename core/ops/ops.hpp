@@ -155,6 +155,28 @@ struct CodedWeight {
   const float* scales = nullptr;
 };
 
+/// The two kinds of eight-bit floating point: numerics::E4m3 and E5m2.
+enum class Fp8Format : std::uint8_t { e4m3, e5m2 };
+
+/// Sums that products make of a matrix (R, C): over its columns, its rows, or either.
+enum class Fp8Sums : std::uint8_t { columns, rows, both };
+
+/// How the products of eight-bit factors are added up: in fp32, or, `fast`, as tensor cores of Ada and Hopper do faster
+/// and with fewer bits. On other devices both are the same.
+enum class Fp8Accumulation : std::uint8_t { full, fast };
+
+/// Sizes of linear layers' matrices whose products may be of eight-bit factors are multiples of this.
+constexpr std::int64_t fp8_multiple = 16;
+
+/// A matrix (R, C) of eight-bit floating point: codes times one power of two, which the largest magnitude of all
+/// elements decides (numerics::fp8_exponent). How these lie in memory is the backend's matter.
+struct Fp8Matrix {
+  void* data = nullptr;  ///< OpsRules::fp8_bytes() of device memory, aligned to arena_alignment
+  std::int64_t rows = 0, columns = 0;
+  Fp8Sums sums = Fp8Sums::columns;
+  Fp8Format format = Fp8Format::e4m3;
+};
+
 /// Which experts take which tokens (Shazeer et al., arXiv 1701.06538). Each of N tokens chooses K of E experts: slot
 /// n K + j is the j-th choice of token n. *Rows* are the slots sorted by expert, those of an expert in their order.
 struct Routing {
@@ -179,6 +201,10 @@ class OpsRules {
   virtual std::size_t workspace_bytes(const WorkspaceNeeds& needs) const = 0;
   /// Whether gelu(up) has the bits of linear_gelu's act, whatever the shapes: it is the two operations.
   virtual bool repeats_gelu() const noexcept { return true; }
+  /// Whether there are products in eight-bit floating point.
+  virtual bool has_fp8() const noexcept { return true; }
+  /// Bytes of an Fp8Matrix. Blocks on nothing.
+  virtual std::size_t fp8_bytes(std::int64_t rows, std::int64_t columns, Fp8Sums sums) const = 0;
 };
 
 /// The weight (C) bf16 of an RMS norm, and what is added to it in fp32: 1 in Gemma's norms, whose weights begin at
@@ -231,6 +257,21 @@ class Ops : public OpsRules {
   virtual void head_loss(const HeadLoss& head, StreamView stream) = 0;
   /// Loss of pairs of sequences, from the losses of their tokens, and its gradient. Sums in the order of tokens.
   virtual void preference_loss(const PreferenceLoss& of, StreamView stream) = 0;
+
+  // -- linear, in eight-bit floating point: sizes are multiples of fp8_multiple; DeviceError without has_fp8() ------
+  /// `to` = x (R, C) activations, rounded to nearest even, of finite elements the largest to the largest number of its
+  /// format; where an element is not finite, all are NaN.
+  virtual void quantize(TensorView x, const Fp8Matrix& to, StreamView stream) = 0;
+  /// y (N, O) = residual + (x w^T + bias), as linear_add; `residual` may be empty. x (N, I) and w (O, I) are summed
+  /// over their columns.
+  virtual void fp8_linear(const Fp8Matrix& x, const Fp8Matrix& w, Fp8Accumulation sums, TensorView bias,
+                          TensorView residual, TensorView y, StreamView stream) = 0;
+  /// dx (N, I) = dy w, or += where `accumulate`. dy (N, O) is summed over its columns, w over its rows.
+  virtual void fp8_backward_input(const Fp8Matrix& dy, const Fp8Matrix& w, Fp8Accumulation sums, TensorView dx,
+                                  bool accumulate, StreamView stream) = 0;
+  /// dw (O, I) f32 += dy^T x, or bf16 = dy^T x, rounded once. Both are summed over their rows.
+  virtual void fp8_backward_weight(const Fp8Matrix& dy, const Fp8Matrix& x, Fp8Accumulation sums, TensorView dw,
+                                   StreamView stream) = 0;
 
   // -- experts: w (E, O, I) bf16 ------------------------------------------------------------------------
   /// Writes `routing`: of each row of `logits` (N, E) f32 the K largest, the first ones of equal ones, NaN counting as

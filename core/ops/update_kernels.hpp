@@ -27,14 +27,14 @@ class UpdateKernels {
   /// The optimizer of the piece's format, AdamW or Lion, on every element: core/numerics/adam_state.hpp. On at most so
   /// many threads; 0: on all.
   virtual void adamw(const AdamPiece& piece, const AdamCoefficients& c, int most_threads = 0) = 0;
-  /// adamw() on the blocks of the piece whose gradient is finite and whose record fits `undo`; leaves the others alone. The
-  /// piece is whole blocks that have no record, of a format of AdamW; `c` is numerics::is_invertible. Pieces of one range of
-  /// state come in ascending order. Returns how many elements were updated.
+  /// adamw() on the blocks of the piece whose gradient is finite and whose record fits `undo`; leaves the others alone.
+  /// The piece is whole blocks that have no record, of a format of AdamW; `c` is numerics::is_invertible. Pieces of one
+  /// range of state come in ascending order. Returns how many elements were updated.
   virtual std::int64_t speculate(const AdamPiece& piece, const AdamCoefficients& c, const UndoPiece& undo,
                                  int most_threads = 0) = 0;
-  /// Ends what speculate() began with the same operands and the coefficients `speculated`: afterwards the piece is as adamw()
-  /// with `actual` leaves it, or, retracted, as it was before, and no block has a record. To confirm, both coefficients are the
-  /// same.
+  /// Ends what speculate() began with the same operands and the coefficients `speculated`: afterwards the piece is as
+  /// adamw() with `actual` leaves it, or, retracted, as it was before, and no block has a record. To confirm, both
+  /// coefficients are the same.
   virtual void settle(const AdamPiece& piece, const AdamCoefficients& speculated, const AdamCoefficients& actual,
                       Settling settling, const UndoPiece& undo, int most_threads = 0) = 0;
   /// weight[i] = master[i] rounded ties away from zero.

@@ -26,6 +26,13 @@ std::size_t HostOps::workspace_bytes(const WorkspaceNeeds& needs) const {
   return HostRules(parallel_->threads()).workspace_bytes(needs);
 }
 
+std::size_t HostRules::fp8_bytes(std::int64_t rows, std::int64_t columns, Fp8Sums) const {
+  return fast::fp8_bytes(rows, columns);
+}
+std::size_t HostOps::fp8_bytes(std::int64_t rows, std::int64_t columns, Fp8Sums) const {
+  return fast::fp8_bytes(rows, columns);
+}
+
 void HostOps::bind_workspace(void* data, std::size_t bytes) { workspace_ = {static_cast<std::byte*>(data), bytes}; }
 
 // -- linear ------------------------------------------------------------------------------------------------------
@@ -52,6 +59,38 @@ void HostOps::linear_backward_weight(TensorView dy, TensorView x, TensorView dw,
   checks::linear_backward_weight(dy, x, dw, dbias);
   enqueue_(stream, "linear_backward_weight", [this, dy, x, dw, dbias, lent = workspace_] {
     fast::linear_backward_weight(*parallel_, lent, dy, x, dw, dbias);
+  });
+}
+
+// Products of eight-bit factors are those of the numbers that these stand for, so both kinds of sums are the same.
+
+void HostOps::quantize(TensorView x, const Fp8Matrix& to, StreamView stream) {
+  checks::quantize(x, to);
+  enqueue_(stream, "quantize", [this, x, to] { fast::quantize(*parallel_, x, to); });
+}
+
+void HostOps::fp8_linear(const Fp8Matrix& x, const Fp8Matrix& w, Fp8Accumulation, TensorView bias, TensorView residual,
+                         TensorView y, StreamView stream) {
+  checks::fp8_linear(x, w, bias, residual, y);
+  enqueue_(stream, "fp8_linear", [this, x, w, bias, residual, y, lent = workspace_] {
+    fast::linear(*parallel_, lent, fast::fp8_values(x), fast::fp8_values(w), bias, y);
+    if (residual) fast::add(*parallel_, residual, y, y);
+  });
+}
+
+void HostOps::fp8_backward_input(const Fp8Matrix& dy, const Fp8Matrix& w, Fp8Accumulation, TensorView dx,
+                                 bool accumulate, StreamView stream) {
+  checks::fp8_backward_input(dy, w, dx);
+  enqueue_(stream, "fp8_backward_input", [this, dy, w, dx, accumulate, lent = workspace_] {
+    fast::linear_backward_input(*parallel_, lent, fast::fp8_values(dy), fast::fp8_values(w), dx, accumulate);
+  });
+}
+
+void HostOps::fp8_backward_weight(const Fp8Matrix& dy, const Fp8Matrix& x, Fp8Accumulation, TensorView dw,
+                                  StreamView stream) {
+  checks::fp8_backward_weight(dy, x, dw);
+  enqueue_(stream, "fp8_backward_weight", [this, dy, x, dw, lent = workspace_] {
+    fast::linear_backward_weight(*parallel_, lent, fast::fp8_values(dy), fast::fp8_values(x), dw, {});
   });
 }
 

@@ -15,6 +15,7 @@ class HostRules final : public OpsRules {
  public:
   explicit HostRules(int threads) : threads_(threads) {}
   std::size_t workspace_bytes(const WorkspaceNeeds& needs) const override;
+  std::size_t fp8_bytes(std::int64_t rows, std::int64_t columns, Fp8Sums sums) const override;
 
  private:
   int threads_;
@@ -33,12 +34,20 @@ class HostOps : public Ops {
   HostOps(std::shared_ptr<Parallel> parallel, UpdateKernels& kernels, Enqueue enqueue);
 
   std::size_t workspace_bytes(const WorkspaceNeeds& needs) const override;
+  std::size_t fp8_bytes(std::int64_t rows, std::int64_t columns, Fp8Sums sums) const override;
   void bind_workspace(void* data, std::size_t bytes) override;
 
   void linear(TensorView x, TensorView w, TensorView bias, TensorView y, StreamView stream) override;
   void linear_rows(TensorView x, TensorView w, TensorView bias, TensorView y, StreamView stream) override;
   void linear_backward_input(TensorView dy, TensorView w, TensorView dx, bool accumulate, StreamView stream) override;
   void linear_backward_weight(TensorView dy, TensorView x, TensorView dw, TensorView dbias, StreamView stream) override;
+  void quantize(TensorView x, const Fp8Matrix& to, StreamView stream) override;
+  void fp8_linear(const Fp8Matrix& x, const Fp8Matrix& w, Fp8Accumulation sums, TensorView bias, TensorView residual,
+                  TensorView y, StreamView stream) override;
+  void fp8_backward_input(const Fp8Matrix& dy, const Fp8Matrix& w, Fp8Accumulation sums, TensorView dx, bool accumulate,
+                          StreamView stream) override;
+  void fp8_backward_weight(const Fp8Matrix& dy, const Fp8Matrix& x, Fp8Accumulation sums, TensorView dw,
+                           StreamView stream) override;
   void head_loss(const HeadLoss& head, StreamView stream) override;
   void preference_loss(const PreferenceLoss& of, StreamView stream) override;
 

@@ -11,7 +11,7 @@ constexpr std::int64_t at_once = 16 * 1024, in_words = 256;
 
 /// Elements [begin, begin + length) of y, whose random words lie in `words`.
 template <class T>
-void apply(const T* x, T* y, const std::uint32_t* words, std::int64_t length, const numerics::DropoutRule& rule,
+void apply(const T* x, T* y, const std::uint32_t* words, std::int64_t length, numerics::DropoutRule rule,
            bool accumulate) {
   if (accumulate) {
 #pragma GCC ivdep

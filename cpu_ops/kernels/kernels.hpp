@@ -19,6 +19,12 @@ void linear_backward_input(Parallel& parallel, const Workspace& workspace, Tenso
 void linear_backward_weight(Parallel& parallel, const Workspace& workspace, TensorView dy, TensorView x, TensorView dw,
                             TensorView dbias);
 
+/// Bytes of an Fp8Matrix: its elements as the numbers that they stand for, in bf16.
+std::size_t fp8_bytes(std::int64_t rows, std::int64_t columns);
+/// These (R, C).
+TensorView fp8_values(const Fp8Matrix& m);
+void quantize(Parallel& parallel, TensorView x, const Fp8Matrix& to);
+
 void route(Parallel& parallel, TensorView logits, bool normalized, const Routing& routing);
 void route_backward(Parallel& parallel, TensorView drouting_weights, TensorView logits, bool normalized,
                     const Routing& routing, TensorView dlogits);

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "core/numerics/functions.hpp"
+#include "core/ops/rows_product.hpp"
 #include "cpu_ops/kernels/elements.hpp"
 #include "cpu_ops/kernels/kernels.hpp"
 
@@ -16,15 +17,6 @@ constexpr std::int64_t outputs = 32;
 constexpr std::int64_t rows_at_once = 4;
 /// Outputs of a row, where there are fewer rows: several sums under way hide how long each addition takes.
 constexpr std::int64_t outputs_at_once = 4;
-
-template <class X, class Y>
-struct RowsProduct {
-  const X* x;
-  const bf16* w;
-  const bf16* bias;  ///< or null
-  Y* y;
-  std::int64_t rows, in, out;
-};
 
 /// A sum's lanes: lane i % 32 takes input i.
 struct Lanes {

@@ -9,6 +9,8 @@ namespace tandem::reference {
 void linear(TensorView x, TensorView w, TensorView bias, TensorView y);
 void linear_backward_input(TensorView dy, TensorView w, TensorView dx, bool accumulate);
 void linear_backward_weight(TensorView dy, TensorView x, TensorView dw, TensorView dbias);
+/// y (R, C) bf16 = the numbers that x's elements are rounded to.
+void quantize(TensorView x, Fp8Format format, TensorView y);
 void head_loss(const HeadLoss& head);
 void preference_loss(const PreferenceLoss& of);
 

@@ -156,16 +156,20 @@ template <class Body>
   }
 }
 
-/// Appends old bits; `old(j)` gives those of vector j.
+/// Appends old bits; `old.element(i)` gives those of element i. The first few are written whether they escape or not:
+/// how many do cannot be foreseen, and a branch that is taken for another costs as much as several of them.
 template <class Old>
 [[gnu::always_inline]] inline void append(std::uint64_t escapes, EscapeList& list, const Old& old) {
-  alignas(32) std::uint32_t bits[lanes];
-  for (; escapes != 0;) {
-    const int j = std::countr_zero(escapes) / lanes;
-    store(bits, old(j));
-    for_escapes(escapes, j, [&](int i) { list.bits[list.count++] = bits[i]; });
-    escapes &= ~(std::uint64_t{0xff} << j * lanes);
+  constexpr int foreseen = 3;
+  std::uint32_t* end = list.bits + list.count;
+  for (int i = 0; i < foreseen; ++i) {
+    constexpr std::uint64_t last = std::uint64_t{1} << (undo_group - 1);
+    *end = old.element(std::countr_zero(escapes | last));
+    end += (escapes | (0 - escapes)) >> (undo_group - 1);  // 1 where there is one
+    escapes &= escapes - 1;
   }
+  for (; escapes != 0; escapes &= escapes - 1) *end++ = old.element(std::countr_zero(escapes));
+  list.count = end - list.bits;
 }
 /// Vector `j` with old bits from a list in their places.
 inline Bits insert(std::uint64_t escapes, int j, Bits x, const std::uint32_t*& list) {
@@ -188,36 +192,57 @@ namespace {
 /// Elements of a group with the even and the odd ones of each sixteen apart. Arrays of 16 bits an element, and of a
 /// byte.
 struct Apart {
-  template <StateFormat>
-  static void load_masters(const AdamPiece& p, std::int64_t i, Group& x) {
-    for (int j = 0; j < 4; ++j) split(join_both(p.weight, p.state.master, i + 16 * j), x + 2 * j);
+  /// Random bits of runs of 32 elements one after another. Those of a run are drawn while the one before is updated: a
+  /// round waits for the one before, and divisions leave room for it.
+  struct Draws {
+    Draws(const MomentBits& of, std::uint64_t first) : bits(of), index(first), next(of.begin_bits(first)) {
+      bits.advance(next, MomentBits::begun, MomentBits::rounds);
+    }
+    /// Bits of the run that comes; begins the one behind it.
+    MomentBits::Blocks take() {
+      const MomentBits::Blocks drawn = next;
+      index += random_run;
+      next = bits.begin_bits(index);
+      return drawn;
+    }
+    /// Goes on by the rounds of one of a run's four vectors.
+    template <int vector>
+    [[gnu::always_inline]] void advance() {
+      constexpr int rounds = MomentBits::rounds - MomentBits::begun;
+      bits.advance(next, MomentBits::begun + rounds * vector / 4, MomentBits::begun + rounds * (vector + 1) / 4);
+    }
+    const MomentBits& bits;
+    std::uint64_t index;
+    MomentBits::Blocks next;
+  };
+  template <StateFormat format, class Body>
+  [[gnu::always_inline]] static void for_vectors(const AdamPiece& p, std::int64_t first, Draws& draws,
+                                                 const Body& body) {
+    for (int j = 0; j < vectors; j += 4) {
+      const MomentBits::Blocks random = draws.take();
+      const std::int64_t i = first + j * lanes;
+      for_pair<0>(p, i, j, random.low, draws, body);
+      for_pair<1>(p, i + 16, j + 2, random.high, draws, body);
+    }
+  }
+  template <int pair, class Body>
+  [[gnu::always_inline]] static void for_pair(const AdamPiece& p, std::int64_t i, int j, const RandomState& random,
+                                              Draws& draws, const Body& body) {
+    const EvenOdd m = widen_both(p.state.m, i), v = widen_both(p.state.v, i), gradient = widen_both(p.gradient, i);
+    const EvenOdd master = join_both(p.weight, p.state.master, i);
+    const Bits low = all(0xffff);
+    body(j, Operands{m.even, v.even, master.even, gradient.even, both(random.even, low), down<16>(random.even)});
+    draws.template advance<2 * pair>();
+    body(j + 1, Operands{m.odd, v.odd, master.odd, gradient.odd, both(random.odd, low), down<16>(random.odd)});
+    draws.template advance<2 * pair + 1>();
   }
   template <StateFormat>
   static void store_masters(const AdamPiece& p, std::int64_t i, const Group& x) {
     for (int j = 0; j < 4; ++j) kernels::store_masters(p, i + 16 * j, floats(x[2 * j]), floats(x[2 * j + 1]));
   }
   template <StateFormat>
-  static void load_gradients(const AdamPiece& p, std::int64_t i, Group& x) {
-    for (int j = 0; j < 4; ++j) split(widen_both(p.gradient, i + 16 * j), x + 2 * j);
-  }
-  template <StateFormat>
-  static void load_moments(const std::uint16_t* moments, Group& x) {
-    for (int j = 0; j < 4; ++j) split(widen_both(moments, 16 * j), x + 2 * j);
-  }
-  template <StateFormat>
   static void store_moments(std::uint16_t* moments, const Group& x) {
     for (int j = 0; j < 4; ++j) store_halves(moments, 16 * j, narrow_both({x[2 * j], x[2 * j + 1]}));
-  }
-  static void draw_bf16(const MomentBits& random, std::uint64_t index, Group& of_m, Group& of_v) {
-    for (unsigned j = 0; j < 4; j += 2) {
-      MomentBits::Blocks blocks = random.begin_bits(index + 16 * j);
-      random.advance(blocks, MomentBits::begun, MomentBits::rounds);
-      for (unsigned i = j; i < j + 2; ++i) {
-        const RandomState& of = i == j ? blocks.low : blocks.high;
-        split({both(of.even, all(0xffff)), both(of.odd, all(0xffff))}, of_m + 2 * i);
-        split({down<16>(of.even), down<16>(of.odd)}, of_v + 2 * i);
-      }
-    }
   }
   static Bytes narrow(const Group& x, std::uint32_t most) {
     return of_both([&](int j) {
@@ -236,12 +261,6 @@ struct Apart {
       const __m256i dealt = _mm256_packs_epi16(narrow_both({of[0], of[1]}), narrow_both({of[2], of[3]}));
       return _mm256_min_epu8(in_order(dealt), every_byte(numerics::moment_escape));
     });
-  }
-
- private:
-  static void split(const EvenOdd& x, Bits* of) {
-    of[0] = x.even;
-    of[1] = x.odd;
   }
 };
 

@@ -125,13 +125,14 @@ inline Escapes escapes_of(const std::uint8_t* codes) {
 
 inline __mmask16 of_vector(std::uint64_t group, int j) { return static_cast<__mmask16>(group >> j * lanes); }
 
-/// Appends old bits; `old(j)` gives those of vector j.
+/// Appends old bits; `old.vector(j)` gives those of vector j.
 template <class Old>
 [[gnu::always_inline]] inline void append(std::uint64_t escapes, EscapeList& list, const Old& old) {
+  if (escapes == 0) return;
   std::uint32_t* end = list.bits + list.count;
   for (int j = 0; j < 4; ++j) {
     const __mmask16 mask = of_vector(escapes, j);
-    _mm512_storeu_si512(end, _mm512_maskz_compress_epi32(mask, old(j)));
+    _mm512_storeu_si512(end, _mm512_maskz_compress_epi32(mask, old.vector(j)));
     end += std::popcount(static_cast<unsigned>(mask));
   }
   list.count = end - list.bits;
@@ -156,32 +157,35 @@ namespace {
 /// Elements of a group with the even and the odd ones of each 32 apart, as adam_avx512.cpp has them. Arrays of 16 bits
 /// an element, and of a byte.
 struct Apart {
-  template <StateFormat>
-  static void load_masters(const AdamPiece& p, std::int64_t i, Group& x) {
-    for (int j = 0; j < 2; ++j) split(join_both(p.weight, p.state.master, i + 32 * j), x + 2 * j);
+  /// Random bits of groups one after another.
+  struct Draws {
+    Draws(const MomentBits& of, std::uint64_t first) : bits(of), index(first) {}
+    const MomentBits& bits;
+    std::uint64_t index;
+  };
+  template <StateFormat format, class Body>
+  [[gnu::always_inline]] static void for_vectors(const AdamPiece& p, std::int64_t first, Draws& draws,
+                                                 const Body& body) {
+    const EvenOdd own[] = {draws.bits.draw(draws.index),
+                           draws.bits.draw(draws.index + 32)};  // none waits for the other
+    draws.index += undo_group;
+    for (int j = 0; j < vectors; j += 2) {
+      const std::int64_t i = first + j * lanes;
+      const EvenOdd& random = own[j / 2];
+      const EvenOdd m = widen_both(p.state.m, i), v = widen_both(p.state.v, i), gradient = widen_both(p.gradient, i);
+      const EvenOdd master = join_both(p.weight, p.state.master, i);
+      const Bits low = all(0xffff);
+      body(j, Operands{m.even, v.even, master.even, gradient.even, both(random.even, low), down<16>(random.even)});
+      body(j + 1, Operands{m.odd, v.odd, master.odd, gradient.odd, both(random.odd, low), down<16>(random.odd)});
+    }
   }
   template <StateFormat>
   static void store_masters(const AdamPiece& p, std::int64_t i, const Group& x) {
     for (int j = 0; j < 2; ++j) kernels::store_masters(p, i + 32 * j, floats(x[2 * j]), floats(x[2 * j + 1]));
   }
   template <StateFormat>
-  static void load_gradients(const AdamPiece& p, std::int64_t i, Group& x) {
-    for (int j = 0; j < 2; ++j) split(widen_both(p.gradient, i + 32 * j), x + 2 * j);
-  }
-  template <StateFormat>
-  static void load_moments(const std::uint16_t* moments, Group& x) {
-    for (int j = 0; j < 2; ++j) split(widen_both(moments, 32 * j), x + 2 * j);
-  }
-  template <StateFormat>
   static void store_moments(std::uint16_t* moments, const Group& x) {
     for (int j = 0; j < 2; ++j) _mm512_storeu_si512(moments + 32 * j, narrow_both({x[2 * j], x[2 * j + 1]}));
-  }
-  static void draw_bf16(const MomentBits& random, std::uint64_t index, Group& of_m, Group& of_v) {
-    for (std::uint64_t j = 0; j < 2; ++j) {
-      const EvenOdd words = random.draw(index + 32 * j);
-      split({both(words.even, all(0xffff)), both(words.odd, all(0xffff))}, of_m + 2 * j);
-      split({down<16>(words.even), down<16>(words.odd)}, of_v + 2 * j);
-    }
   }
   static Bytes narrow(const Group& x, std::uint32_t most) {
     const __m512i dealt = _mm512_packs_epi16(_mm512_packs_epi32(x[0], x[2]), _mm512_packs_epi32(x[1], x[3]));
@@ -196,12 +200,7 @@ struct Apart {
     return at_most(in_order(dealt), numerics::moment_escape);
   }
 
- private:
-  static void split(const EvenOdd& x, Bits* of) {
-    of[0] = x.even;
-    of[1] = x.odd;
-  }
-  /// Bytes of two vectors of 16-bit numbers that were narrowed within 128 bits.
+ private:  /// Bytes of two vectors of 16-bit numbers that were narrowed within 128 bits.
   static Bytes in_order(__m512i dealt) {
     return _mm512_permutexvar_epi64(_mm512_setr_epi64(0, 2, 4, 6, 1, 3, 5, 7), dealt);
   }

@@ -109,8 +109,50 @@ Bits load_master(const AdamPiece& p, std::int64_t i) {
   return join_master(load(words_of(p.weight) + i), load(static_cast<const std::uint16_t*>(p.state.master) + i));
 }
 
+template <StateFormat format>
+Bits load_gradient(const AdamPiece& p, std::int64_t i) {
+  if constexpr (has_fp32_weights(format)) return load(words_of(p.fp32_gradient) + i);
+  return up<16>(load(words_of(p.gradient) + i));
+}
+
+/// Bits of a vector of elements that is to be updated: moments in the upper bits of a lane, and what is added before
+/// they are rounded.
+struct Operands {
+  Bits m, v, master, gradient;
+  Bits random_m{}, random_v{};
+};
+
+/// Old bits of a group that are still in memory, for `append`.
+template <class Word>
+struct OldMoments {
+  const Word* words;
+  std::uint32_t element(int i) const { return words[i]; }
+  Bits vector(int j) const { return load(words + j * lanes); }
+};
+template <StateFormat format>
+struct OldMasters {
+  const AdamPiece& piece;
+  std::int64_t first;
+  std::uint32_t element(int i) const { return numerics::float_bits(numerics::load_master<format>(piece, first + i)); }
+  Bits vector(int j) const { return load_master<format>(piece, first + j * lanes); }
+};
+
 /// Elements of a group in order: those of a vector follow one another.
 struct InOrder {
+  /// Random bits of groups one after another: none, as no moment is rounded.
+  struct Draws {
+    Draws(const MomentBits&, std::uint64_t) {}
+  };
+  /// Calls body(j, Operands) for each vector.
+  template <StateFormat format, class Body>
+  [[gnu::always_inline]] static void for_vectors(const AdamPiece& p, std::int64_t first, Draws&, const Body& body) {
+    static_assert(!rounds_moments(format));
+    for (int j = 0; j < vectors; ++j) {
+      const std::int64_t i = first + j * lanes;
+      body(j, Operands{load(moments_at<format>(p.state.m, i)), load(moments_at<format>(p.state.v, i)),
+                       load_master<format>(p, i), load_gradient<format>(p, i)});
+    }
+  }
   template <StateFormat format>
   static void load_masters(const AdamPiece& p, std::int64_t i, Group& x) {
     for (int j = 0; j < vectors; ++j) x[j] = load_master<format>(p, i + j * lanes);
@@ -130,13 +172,7 @@ struct InOrder {
   }
   template <StateFormat format>
   static void load_gradients(const AdamPiece& p, std::int64_t i, Group& x) {
-    for (int j = 0; j < vectors; ++j) {
-      if constexpr (has_fp32_weights(format)) {
-        x[j] = load(words_of(p.fp32_gradient) + i + j * lanes);
-      } else {
-        x[j] = up<16>(load(words_of(p.gradient) + i + j * lanes));
-      }
-    }
+    for (int j = 0; j < vectors; ++j) x[j] = load_gradient<format>(p, i + j * lanes);
   }
   template <StateFormat format, class Word>
   static void load_moments(const Word* moments, Group& x) {
@@ -164,30 +200,29 @@ inline Bits master_difference(Floats old, Floats next, Floats direction, const C
 
 /// A group that is updated, nothing of it stored.
 struct GroupUpdate {
-  Group old_m, old_v, old_master, gradient;
   Group master;                 ///< new
   Group stored_m, stored_v;     ///< new, rounded, with bits below
   Group of_m, of_v, of_master;  ///< differences
-  Group random_m, random_v;     ///< added before moments are rounded
 };
 
 /// AdamW on vector `j`, its new moments rounded, and the differences of the old state from the estimates that the new
 /// one gives. Returns a bit for each element that becomes NaN.
 template <StateFormat format>
-[[gnu::always_inline]] inline unsigned update_vector(GroupUpdate& u, int j, const Constants& k) {
-  const Step step = step_of(floats(u.old_m[j]), floats(u.old_v[j]), floats(u.gradient[j]), k.c);
-  const Floats master = moved(floats(u.old_master[j]), step.direction, k.c);
+[[gnu::always_inline]] inline unsigned update_vector(GroupUpdate& u, int j, const Operands& old, const Constants& k) {
+  const Step step = step_of(floats(old.m), floats(old.v), floats(old.gradient), k.c);
+  const Floats master = moved(floats(old.master), step.direction, k.c);
   u.master[j] = bits_of(master);
-  u.of_master[j] = master_difference(floats(u.old_master[j]), master, step.direction, k);
-  u.stored_m[j] = bits_of(step.m);
-  u.stored_v[j] = bits_of(step.v);
+  u.of_master[j] = master_difference(floats(old.master), master, step.direction, k);
+  Bits m = bits_of(step.m), v = bits_of(step.v);
   if constexpr (rounds_moments(format)) {
-    u.stored_m[j] = add(u.stored_m[j], u.random_m[j]);
-    u.stored_v[j] = add(u.stored_v[j], u.random_v[j]);
+    m = add(m, old.random_m);
+    v = add(v, old.random_v);
   }
+  u.stored_m[j] = m;
+  u.stored_v[j] = v;
   const Bits clear = all(~mask_below<format>);
-  u.of_m[j] = subtract(u.old_m[j], estimate_m<format>(both(u.stored_m[j], clear), step.g, k));
-  u.of_v[j] = subtract(u.old_v[j], estimate_v<format>(both(u.stored_v[j], clear), step.g, k));
+  u.of_m[j] = subtract(old.m, estimate_m<format>(both(m, clear), step.g, k));
+  u.of_v[j] = subtract(old.v, estimate_v<format>(both(v, clear), step.g, k));
   return nan_lanes(master);
 }
 
@@ -197,7 +232,7 @@ template <StateFormat format, class Layout>
                                                 EscapeLists& lists) {
   const Bytes codes = Layout::narrow(u.of_master, numerics::master_escape);
   const std::uint64_t escapes = equal(codes, numerics::master_escape);
-  if (escapes != 0) append(escapes, lists.master, [&](int j) { return load_master<format>(p, first + j * lanes); });
+  if (escapes != 0) append(escapes, lists.master, OldMasters<format>{p, first});
   Layout::template store_masters<format>(p, first, u.master);
   return codes;
 }
@@ -207,22 +242,9 @@ template <StateFormat format, class Layout, class Word>
 [[gnu::always_inline]] inline Bytes end_moment(Word* moments, const Group& differences, const Group& stored,
                                                EscapeList& list) {
   const Bytes codes = Layout::template narrow_moments<format>(differences);
-  const std::uint64_t escapes = equal(codes, numerics::moment_escape);
-  if (escapes != 0) append(escapes, list, [&](int j) { return load(moments + j * lanes); });
+  append(equal(codes, numerics::moment_escape), list, OldMoments<Word>{moments});
   Layout::template store_moments<format>(moments, stored);
   return codes;
-}
-
-template <StateFormat format, class Layout>
-[[gnu::always_inline]] inline void load_group(const AdamPiece& p, std::int64_t first, const Constants& k,
-                                              GroupUpdate& u) {
-  Layout::template load_moments<format>(moments_at<format>(p.state.m, first), u.old_m);
-  Layout::template load_moments<format>(moments_at<format>(p.state.v, first), u.old_v);
-  Layout::template load_masters<format>(p, first, u.old_master);
-  Layout::template load_gradients<format>(p, first, u.gradient);
-  if constexpr (format == StateFormat::bf16_moments) {
-    Layout::draw_bf16(k.random, p.index + static_cast<std::uint64_t>(first), u.random_m, u.random_v);
-  }
 }
 
 /// Groups ahead of the one at work that are asked for.
@@ -231,12 +253,15 @@ constexpr std::int64_t groups_ahead = format == StateFormat::byte_moments ? 6 : 
 
 /// Updates a group and writes its record. Returns false, with nothing stored, where an element becomes NaN.
 template <StateFormat format, class Layout>
-bool record_group(const UndoBlock& b, std::int64_t first, const Constants& k, EscapeLists& lists) {
+bool record_group(const UndoBlock& b, std::int64_t first, const Constants& k, typename Layout::Draws& draws,
+                  EscapeLists& lists) {
   const AdamPiece& p = b.piece;
   GroupUpdate u;
-  load_group<format, Layout>(p, first, k, u);
   unsigned nan = 0;
-  for (int j = 0; j < vectors; ++j) nan |= update_vector<format>(u, j, k);
+  const auto update = [&](int j, const Operands& old) __attribute__((always_inline)) {
+    nan |= update_vector<format>(u, j, old, k);
+  };
+  Layout::template for_vectors<format>(p, first, draws, update);
   if (nan != 0) [[unlikely]]
     return false;
   const Bytes of_master = end_masters<format, Layout>(p, first, u, lists);
@@ -262,8 +287,7 @@ class MasterRecord {
     const Bytes codes = Layout::narrow(differences_, numerics::master_escape);
     const std::uint64_t escapes = equal(codes, numerics::master_escape);
     if (escapes != 0) {
-      append(escapes, list_,
-             [&](int j) { return load_master<StateFormat::byte_moments>(b_.piece, first_ + j * lanes); });
+      append(escapes, list_, OldMasters<StateFormat::byte_moments>{b_.piece, first_});
     }
     store_bytes(b_.codes + first_, codes);
   }
@@ -283,7 +307,7 @@ inline void record_v(const UndoBlock& b, std::int64_t first, const std::uint8_t*
       numerics::v_place_offset(old_exponents<format>(b, first).v, exponents_of<format>(b.piece, first).v);
   const Bytes places = v_places(load_bytes(old_v), load_bytes(moments_at<format>(b.piece.state.v, first)), offset);
   const std::uint64_t escapes = equal(places, numerics::v_place_escape);
-  if (escapes != 0) append(escapes, list, [&](int j) { return load(old_v + j * lanes); });
+  if (escapes != 0) append(escapes, list, OldMoments<std::uint8_t>{old_v});
   store_bytes(b.codes + first, with_masters(places, load_bytes(b.codes + first)));
 }
 
@@ -311,9 +335,10 @@ std::int64_t record(const UndoBlock& b, EscapeLists& lists) {
     return record_coded<Layout>(b, lists);
   } else {
     const Constants k(b);
+    typename Layout::Draws draws(k.random, b.piece.index);
     for (std::int64_t i = 0; i < layout_quantum; i += undo_group) {
       prefetch_group<format>(b.piece, i + groups_ahead<format> * undo_group);
-      if (!record_group<format, Layout>(b, i, k, lists)) return i;
+      if (!record_group<format, Layout>(b, i, k, draws, lists)) return i;
     }
     return layout_quantum;
   }

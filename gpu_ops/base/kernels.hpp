@@ -39,6 +39,10 @@ void dropout(TensorView x, const Dropout& of, TensorView y, bool accumulate, CUs
 // -- decode.cu: the bits of core/numerics --------------------------------------------------------------------------
 void decode(const CodedWeight& from, TensorView weight, CUstream_st* stream);
 
+// -- fp8.cu: the bits of core/numerics -----------------------------------------------------------------------------
+/// Memory of the matrix is aligned to 16 bytes.
+void quantize(TensorView x, const Fp8Matrix& to, CUstream_st* stream);
+
 // -- norms.cu ------------------------------------------------------------------------------------------------------
 void layer_norm(TensorView x, TensorView weight, TensorView bias, TensorView y, TensorView mean, TensorView rstd,
                 float eps, CUstream_st* stream);

@@ -8,6 +8,7 @@
 
 #include "core/device/device.hpp"
 #include "core/numerics/bf16.hpp"
+#include "core/ops/ops.hpp"
 #include "core/tensor/dtype.hpp"
 
 struct CUstream_st;
@@ -44,6 +45,25 @@ struct Product {
   void* input = nullptr;               ///< (m, n), dtype and stride of c: input of GELU
 };
 
+/// A row-major matrix of codes of eight-bit floating point, whose rows are dense.
+struct Fp8Factor {
+  const std::uint8_t* codes = nullptr;
+  const float* scale = nullptr;  ///< one number on the device, by which all are multiplied
+  Fp8Format format = Fp8Format::e4m3;
+};
+
+/// c (m, n) = a b^T + bias + addend, rounded once, with a (m, k) and b (n, k): what is summed are neighbours in both, as
+/// tensor cores take them. One of the formats is e4m3; m, n and k are multiples of fp8_multiple.
+struct Fp8Product {
+  std::int64_t m = 0, n = 0, k = 0;
+  Fp8Factor a, b;
+  Fp8Accumulation sums = Fp8Accumulation::full;
+  const bf16* bias = nullptr;    ///< (n), added to every row; null for none
+  const void* addend = nullptr;  ///< (m, n) of c's type, which it may be; null for none
+  void* c = nullptr;             ///< (m, n) row-major, dense, bf16 or f32
+  DType c_dtype = DType::bf16;
+};
+
 class Matmul {
  public:
   virtual ~Matmul() = default;
@@ -57,6 +77,10 @@ class Matmul {
   /// the call. The same bits for the same shapes and operands. Throws DeviceError; MisuseError for types
   /// other than above.
   virtual void run(const Product& product, void* workspace, CUstream_st* stream) = 0;
+  /// Whether the card multiplies eight-bit factors.
+  virtual bool has_fp8() const noexcept { return true; }
+  /// As above; DeviceError without has_fp8().
+  virtual void run(const Fp8Product& product, void* workspace, CUstream_st* stream) = 0;
 };
 
 /// The implementation of this build, for a card of `compute_capability` (90 is 9.0). cuBLASLt's throws DeviceError
@@ -68,5 +92,6 @@ std::string matmul_key();
 
 /// The plain kernel. Asynchronous, no workspace. Throws as Matmul::run.
 void plain_matmul(const Product& product, CUstream_st* stream);
+void plain_matmul(const Fp8Product& product, CUstream_st* stream);
 
 }  // namespace tandem::gpu

@@ -4,6 +4,7 @@
 
 #include "core/memory/memory.hpp"
 #include "gpu_ops/base/attention_slices.hpp"
+#include "gpu_ops/base/fp8_matrix.hpp"
 #include "gpu_ops/base/geometry.hpp"
 
 namespace tandem::gpu {
@@ -116,6 +117,10 @@ std::size_t ops_scratch(const WorkspaceNeeds& needs, std::size_t matmul, std::si
                         .token_rows = needs.gradients && needs.head_rows > 0 && needs.token_rows};
   const std::size_t head = head_loss_scratch(most_head_loss_rows(shape), shape);
   return align_up(matmul) + std::max({norm_backward_scratch(needs.channels), head, attention});
+}
+
+std::size_t TypicalRules::fp8_bytes(std::int64_t rows, std::int64_t columns, Fp8Sums sums) const {
+  return gpu::fp8_bytes(rows, columns, sums);
 }
 
 std::size_t TypicalRules::workspace_bytes(const WorkspaceNeeds& needs) const {

@@ -70,6 +70,7 @@ std::size_t ops_scratch(const WorkspaceNeeds& needs, std::size_t matmul, std::si
 class TypicalRules final : public OpsRules {
  public:
   std::size_t workspace_bytes(const WorkspaceNeeds& needs) const override;
+  std::size_t fp8_bytes(std::int64_t rows, std::int64_t columns, Fp8Sums sums) const override;
 };
 
 }  // namespace tandem::gpu

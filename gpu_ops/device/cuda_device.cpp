@@ -10,6 +10,7 @@
 #include "core/device/cuda_memory.hpp"
 #include "gpu_ops/device/cuda_device_memory.hpp"
 #include "gpu_ops/device/cuda_device_nvml.hpp"
+#include "gpu_ops/device/cuda_device_peers.hpp"
 #include "gpu_ops/device/cuda_device_ranges.hpp"
 #include "gpu_ops/device/cuda_device_reserve.hpp"
 #include "gpu_ops/device/cuda_device_stream.hpp"
@@ -128,7 +129,10 @@ CudaProbe probe_cuda() {
   return probe;
 }
 
-CudaDevice::CudaDevice(CudaDeviceOptions options) : ordinal_(options.ordinal), ranges_(NvtxRanges::open()) {
+CudaDevice::CudaDevice(CudaDeviceOptions options)
+    : ordinal_(options.ordinal),
+      ranges_(NvtxRanges::open()),
+      peers_(std::make_unique<CudaPeers>(ordinal_, std::move(options.slower_peers))) {
   const runtime::DeviceFacts facts = facts_of_usable(ordinal_);
   const std::shared_ptr<const NumaNode> node =
       options.numa_node < 0 ? NumaNode::of_pci(facts.pci_bus) : NumaNode::at(options.numa_node);
@@ -228,17 +232,9 @@ void CudaDevice::copy_from(Device& peer, void* to, const void* from, std::size_t
   queue.queue([&] {
     // To CUDA two devices of one card are one.
     if (source.ordinal_ == ordinal_) return runtime::copy(to, from, bytes, CopyKind::device_to_device, queue.native());
-    reach(source.ordinal_);
+    peers_->reach(source.ordinal_);
     runtime::copy_peer(to, ordinal_, from, source.ordinal_, bytes, queue.native());
   });
-}
-
-// Asked once by each device: whoever opens one anew may have reset the card, and with it what was enabled.
-void CudaDevice::reach(int ordinal) {
-  const std::lock_guard lock(reached_mutex_);
-  if (reached_.contains(ordinal)) return;
-  runtime::enable_peer(ordinal_, ordinal);
-  reached_.insert(ordinal);
 }
 
 void CudaDevice::fill(void* to, unsigned char byte, std::size_t bytes, StreamView stream) {
@@ -262,6 +258,10 @@ void CudaDevice::call_after(StreamView stream, std::function<void(std::exception
 void CudaDevice::synchronize(StreamView stream) { own(stream).synchronize(); }
 
 void CudaDevice::require_own(StreamView stream) const { own(stream); }
+
+void CudaDevice::require_inside(const void* data, std::size_t bytes, std::string_view action) const {
+  memory_->ledger().require_inside(data, bytes, action);
+}
 
 CudaStream& CudaDevice::own(StreamView stream) const {
   CudaStream* cuda = dynamic_cast<CudaStream*>(stream.impl());

@@ -3,8 +3,6 @@
 #include <cstddef>
 #include <functional>
 #include <memory>
-#include <mutex>
-#include <set>
 #include <string>
 #include <string_view>
 
@@ -18,6 +16,7 @@ namespace tandem {
 
 class CudaDeviceMemory;
 class CudaEvent;
+class CudaPeers;
 class CudaPinnedMemory;
 class CudaStream;
 class NvtxRanges;
@@ -37,6 +36,7 @@ struct CudaDeviceOptions {
   DeviceAllocator allocator{};  ///< source of device memory, whose ceiling then need not be free; none: the driver
   std::size_t pinned_piece = std::size_t{256} << 20;  ///< bytes of host memory registered at once, a multiple of 2 MiB
   Notice pageable{};           ///< told where host memory cannot be pinned and stays pageable; empty: that is an error
+  Notice slower_peers{};       ///< told where copies from another card go through the host, as straight ones go wrong
   bool under_windows = false;  ///< Windows has the card and needs memory of it: the margin without a ceiling is larger
   /// Makes the mathematics, and says what of it enters the compute key. Called with the device current.
   std::function<std::unique_ptr<Ops>()> make_ops{};
@@ -67,6 +67,9 @@ class CudaDevice final : public Device {
   /// A `cudaStream_t` of this device; a default stream's handle means that of this device.
   Stream wrap_stream(void* native) override;
   void require_own(StreamView stream) const override;
+  /// Throws MisuseError where [data, data + bytes) does not lie in one live allocation of this device. `action` says
+  /// what is to be done with it: "copy reads".
+  void require_inside(const void* data, std::size_t bytes, std::string_view action) const;
   Event make_event() override;
 
   MemoryBlock allocate(std::size_t bytes, std::string_view name) override;
@@ -81,7 +84,8 @@ class CudaDevice final : public Device {
   /// side does. Host memory that is not pinned is copied too, but may block the caller.
   void copy(void* to, const void* from, std::size_t bytes, CopyKind kind, StreamView stream) override;
   /// Copies from another CUDA device or this one; two devices may also be one card. The copy goes straight from card to
-  /// card where they have access to each other, which is enabled at the first copy, and through the host otherwise.
+  /// card where they have access to each other, and bytes that are copied so at the first call, which waits for them,
+  /// arrive as they are; otherwise through the host.
   void copy_from(Device& peer, void* to, const void* from, std::size_t bytes, StreamView stream) override;
   void fill(void* to, unsigned char byte, std::size_t bytes, StreamView stream) override;
 
@@ -103,7 +107,6 @@ class CudaDevice final : public Device {
  private:
   CudaStream& own(StreamView stream) const;
   CudaEvent& own(EventView event) const;
-  void reach(int ordinal);
 
   const int ordinal_;
   DeviceInfo info_;
@@ -112,8 +115,7 @@ class CudaDevice final : public Device {
   const std::unique_ptr<NvtxRanges> ranges_;  ///< null: nobody listens
   std::unique_ptr<UpdateKernels> host_kernels_;
   std::unique_ptr<Ops> ops_;
-  std::mutex reached_mutex_;
-  std::set<int> reached_;  ///< ordinals of peers of which access was asked for
+  const std::unique_ptr<CudaPeers> peers_;
 };
 
 }  // namespace tandem

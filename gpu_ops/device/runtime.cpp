@@ -342,16 +342,21 @@ void copy_peer(void* to, int to_ordinal, const void* from, int from_ordinal, std
   check(cudaMemcpyPeerAsync(to, to_ordinal, from, from_ordinal, bytes, stream), "queueing a copy from a peer");
 }
 
-void enable_peer(int ordinal, int peer) {
+PeerAccess enable_peer(int ordinal, int peer) {
   int can = 0;
   check(cudaDeviceCanAccessPeer(&can, ordinal, peer), "asking for access to a peer");
-  if (can == 0) return;
+  if (can == 0) return PeerAccess::none;
   // Enabled before by another device of this card, or refused, as to more peers than the machine allows: copies are
   // made all the same.
   const cudaError_t code = cudaDeviceEnablePeerAccess(peer, 0);
   if (is_lost(code)) refuse(code, "enabling access to a peer");
   forgive(code);
+  return code == cudaSuccess                         ? PeerAccess::enabled
+         : code == cudaErrorPeerAccessAlreadyEnabled ? PeerAccess::shared
+                                                     : PeerAccess::none;
 }
+
+void disable_peer(int peer) { check(cudaDeviceDisablePeerAccess(peer), "ending access to a peer"); }
 
 void fill(void* to, unsigned char byte, std::size_t bytes, CUstream_st* stream) {
   check(cudaMemsetAsync(to, byte, bytes, stream), "queueing a fill");

@@ -120,9 +120,13 @@ void synchronize(CUevent_st* event);
 void copy(void* to, const void* from, std::size_t bytes, CopyKind kind, CUstream_st* stream);
 /// Copies between two different devices, `to` and `stream` on device `to_ordinal`.
 void copy_peer(void* to, int to_ordinal, const void* from, int from_ordinal, std::size_t bytes, CUstream_st* stream);
+/// Whether copies come straight from a peer; `shared`: somebody in this process has enabled that before.
+enum class PeerAccess { none, enabled, shared };
 /// Lets copies to device `ordinal`, which is current, come straight from `peer`, another one, where the machine can do
 /// that. Where it cannot, or refuses, they pass through the host.
-void enable_peer(int ordinal, int peer);
+PeerAccess enable_peer(int ordinal, int peer);
+/// Has copies to the device that is current pass through the host again.
+void disable_peer(int peer);
 void fill(void* to, unsigned char byte, std::size_t bytes, CUstream_st* stream);
 
 /// Checks the cudaError_t that the launch of a kernel returned: throws where the launch was refused, or reports the

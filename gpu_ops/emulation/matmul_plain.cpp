@@ -8,6 +8,7 @@ class PlainMatmul final : public Matmul {
  public:
   std::size_t workspace_bytes() const noexcept override { return 0; }
   void run(const Product& product, void*, CUstream_st* stream) override { plain_matmul(product, stream); }
+  void run(const Fp8Product& product, void*, CUstream_st* stream) override { plain_matmul(product, stream); }
 };
 
 }  // namespace

@@ -1,5 +1,6 @@
 // Decoding: attention of single tokens over keys and values in a cache, and products of few rows. No sum depends on how
 // many tokens are at work.
+#include "core/ops/rows_product.hpp"
 #include "gpu_ops/base/launch.hpp"
 #include "gpu_ops/kernels/attention_operands.hpp"
 #include "gpu_ops/kernels/block_sums.hpp"
@@ -10,15 +11,6 @@ namespace {
 constexpr int row_warps = 4;
 /// Rows of x that share a reading of the weight.
 constexpr int rows_at_once = 4;
-
-template <class X, class Y>
-struct RowsProduct {
-  const X* x;
-  const bf16* w;
-  const bf16* bias;  ///< or null
-  Y* y;
-  std::int64_t rows, in, out;
-};
 
 /// A warp for each output: lanes take packets of inputs by turns, then lanes pairwise at distances 16 ... 1.
 template <class X, class Y>

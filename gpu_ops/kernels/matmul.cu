@@ -1,4 +1,5 @@
 // The plain matrix product: a block for each tile of the result (matmul_tiles.hpp).
+#include "core/numerics/fp8.hpp"
 #include "gpu_ops/base/launch.hpp"
 #include "gpu_ops/base/matmul.hpp"
 #include "gpu_ops/kernels/elements.hpp"
@@ -61,6 +62,53 @@ matmul_kernel(Strided<A> a, Strided<B> bt, const bf16* bias, const C* addend, C*
   }
 }
 
+/// A row-major factor of codes of Format, k of them in a row.
+template <class Format>
+struct Codes {
+  const std::uint8_t* codes;
+  const float* scale;
+};
+
+/// Stages rows of a factor of codes as stage() does.
+template <class Format>
+TANDEM_DEVICE void stage_codes(const Codes<Format>& from, std::int64_t first, std::int64_t rows, std::int64_t begin,
+                               std::int64_t columns, float* to) {
+  stage_values(false, to, [&](int r, int c) {
+    const bool inside = first + r < rows && begin + c < columns;
+    return inside ? numerics::fp8_to_float<Format>(from.codes[(first + r) * columns + begin + c]) : 0.0F;
+  });
+}
+
+/// The scales multiply the sum, one after the other: their product may be no number of fp32.
+template <class A, class B, class C>
+TANDEM_KERNEL(most_threads)
+fp8_matmul_kernel(Codes<A> a, Codes<B> b, const bf16* bias, const C* addend, C* result, ProductShape shape) {
+  TANDEM_SHARED(float, a_tile, PlainTiling::room);
+  TANDEM_SHARED(float, b_tile, PlainTiling::room);
+  const float a_scale = *a.scale, b_scale = *b.scale;
+  const std::int64_t across = ceil_div(shape.n, tile), tiles = across * ceil_div(shape.m, tile);
+  for (std::int64_t index = block_index(); index < tiles; index += grid_size()) {
+    const std::int64_t first_row = index / across * tile, first_column = index % across * tile;
+    PlainSums sums = {};
+    for (std::int64_t k = 0; k < shape.k; k += depth) {
+      stage_codes(a, first_row, shape.m, k, shape.k, a_tile);
+      stage_codes(b, first_column, shape.n, k, shape.k, b_tile);
+      barrier();
+      multiply(a_tile, b_tile, sums);
+      barrier();
+    }
+    for_sums(sums, [&](int r, int c, float value) {
+      const std::int64_t row = first_row + r, column = first_column + c;
+      if (row >= shape.m || column >= shape.n) return;
+      const std::int64_t at = row * shape.c_stride + column;
+      value = numerics::mul(numerics::mul(value, a_scale), b_scale);
+      if (bias != nullptr) value = value + to_float(bias[column]);
+      if (addend != nullptr) value = to_float(addend[at]) + value;
+      result[at] = from_float<C>(value);
+    });
+  }
+}
+
 /// A factor as it is multiplied, its strides exchanged where it is transposed.
 template <class T>
 Strided<T> strided(const Factor& factor) {
@@ -78,7 +126,29 @@ void run(const Product& p, CUstream_st* stream) {
          ProductShape{p.m, p.n, p.k, p.c_stride});
 }
 
+template <class A, class B, class C>
+void run_fp8(const Fp8Product& p, CUstream_st* stream) {
+  launch("fp8_matmul", fp8_matmul_kernel<A, B, C>,
+         Geometry{blocks_for(ceil_div(p.m, tile) * ceil_div(p.n, tile), 1), most_threads}, stream,
+         Codes<A>{p.a.codes, p.a.scale}, Codes<B>{p.b.codes, p.b.scale}, p.bias, static_cast<const C*>(p.addend),
+         static_cast<C*>(p.c), ProductShape{p.m, p.n, p.k, p.n});
+}
+
+template <class C>
+void run_fp8(const Fp8Product& p, CUstream_st* stream) {
+  using numerics::E4m3;
+  using numerics::E5m2;
+  if (p.a.format == Fp8Format::e5m2) return run_fp8<E5m2, E4m3, C>(p, stream);
+  if (p.b.format == Fp8Format::e5m2) return run_fp8<E4m3, E5m2, C>(p, stream);
+  run_fp8<E4m3, E4m3, C>(p, stream);
+}
+
 }  // namespace
+
+void plain_matmul(const Fp8Product& p, CUstream_st* stream) {
+  if (p.c_dtype == DType::bf16) return run_fp8<bf16>(p, stream);
+  run_fp8<float>(p, stream);
+}
 
 void plain_matmul(const Product& p, CUstream_st* stream) {
   if (p.epilogue != Epilogue::none) throw MisuseError("the plain matrix product has no epilogue");

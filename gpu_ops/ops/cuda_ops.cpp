@@ -5,6 +5,7 @@
 
 #include "core/ops/op_checks.hpp"
 #include "gpu_ops/base/attention.hpp"
+#include "gpu_ops/base/fp8_matrix.hpp"
 #include "gpu_ops/base/kernels.hpp"
 #include "gpu_ops/base/matmul.hpp"
 #include "gpu_ops/base/scratch.hpp"
@@ -41,6 +42,17 @@ class CudaOps final : public Ops {
   bool repeats_gelu() const noexcept override { return !matmul_->fuses_any(); }
   void linear_gelu_backward_input(TensorView dy, TensorView w, TensorView up, TensorView dup,
                                   StreamView stream) override;
+  bool has_fp8() const noexcept override { return matmul_->has_fp8(); }
+  std::size_t fp8_bytes(std::int64_t rows, std::int64_t columns, Fp8Sums sums) const override {
+    return gpu::fp8_bytes(rows, columns, sums);
+  }
+  void quantize(TensorView x, const Fp8Matrix& to, StreamView stream) override;
+  void fp8_linear(const Fp8Matrix& x, const Fp8Matrix& w, Fp8Accumulation sums, TensorView bias, TensorView residual,
+                  TensorView y, StreamView stream) override;
+  void fp8_backward_input(const Fp8Matrix& dy, const Fp8Matrix& w, Fp8Accumulation sums, TensorView dx, bool accumulate,
+                          StreamView stream) override;
+  void fp8_backward_weight(const Fp8Matrix& dy, const Fp8Matrix& x, Fp8Accumulation sums, TensorView dw,
+                           StreamView stream) override;
   void head_loss(const HeadLoss& head, StreamView stream) override;
   void preference_loss(const PreferenceLoss& of, StreamView stream) override;
 
@@ -116,7 +128,8 @@ class CudaOps final : public Ops {
   void* attention_scratch(const AttentionShape& shape, DType activations) const {
     return scratch(attention_->scratch_bytes(shape, activations));
   }
-  void multiply(const gpu::Product& product, CUstream_st* stream) {
+  template <class Product>
+  void multiply(const Product& product, CUstream_st* stream) {
     scratch(0);
     matmul_->run(product, workspace_, stream);
   }
@@ -211,18 +224,81 @@ void CudaOps::linear_backward_weight(TensorView dy, TensorView x, TensorView dw,
   checks::linear_backward_weight(dy, x, dw, dbias);
   CUstream_st* const native = native_stream(stream);
   if (dw) {
-    multiply({.m = dw.shape[0],
-              .n = dw.shape[1],
-              .k = dy.shape[0],
-              .a = factor(dy, true),
-              .b = factor(x, false),
-              .addend = dw.dtype == DType::f32 ? dw.data : nullptr,
-              .c = dw.data,
-              .c_dtype = dw.dtype,
-              .c_stride = dw.shape[1]},
+    multiply(gpu::Product{.m = dw.shape[0],
+                          .n = dw.shape[1],
+                          .k = dy.shape[0],
+                          .a = factor(dy, true),
+                          .b = factor(x, false),
+                          .addend = dw.dtype == DType::f32 ? dw.data : nullptr,
+                          .c = dw.data,
+                          .c_dtype = dw.dtype,
+                          .c_stride = dw.shape[1]},
              native);
   }
   if (dbias) gpu::add_column_sums(dy, dbias, scratch(gpu::column_sums_scratch(dy.shape[1])), native);
+}
+
+// -- linear, in eight-bit floating point -------------------------------------------------------------------------
+
+/// A matrix as a factor that is summed over its columns, or over its rows.
+gpu::Fp8Factor over_columns(const Fp8Matrix& m) {
+  const gpu::Fp8Parts parts = gpu::parts_of(m);
+  return {parts.codes, parts.scale, m.format};
+}
+gpu::Fp8Factor over_rows(const Fp8Matrix& m) {
+  const gpu::Fp8Parts parts = gpu::parts_of(m);
+  return {parts.transposed, parts.scale, m.format};
+}
+
+void CudaOps::quantize(TensorView x, const Fp8Matrix& to, StreamView stream) {
+  checks::quantize(x, to);
+  gpu::quantize(x, to, native_stream(stream));
+}
+
+void CudaOps::fp8_linear(const Fp8Matrix& x, const Fp8Matrix& w, Fp8Accumulation sums, TensorView bias,
+                         TensorView residual, TensorView y, StreamView stream) {
+  checks::fp8_linear(x, w, bias, residual, y);
+  multiply(gpu::Fp8Product{.m = x.rows,
+                           .n = w.rows,
+                           .k = x.columns,
+                           .a = over_columns(x),
+                           .b = over_columns(w),
+                           .sums = sums,
+                           .bias = bias ? bias.as<bf16>() : nullptr,
+                           .addend = residual.data,
+                           .c = y.data,
+                           .c_dtype = y.dtype},
+           native_stream(stream));
+}
+
+void CudaOps::fp8_backward_input(const Fp8Matrix& dy, const Fp8Matrix& w, Fp8Accumulation sums, TensorView dx,
+                                 bool accumulate, StreamView stream) {
+  checks::fp8_backward_input(dy, w, dx);
+  multiply(gpu::Fp8Product{.m = dy.rows,
+                           .n = w.columns,
+                           .k = dy.columns,
+                           .a = over_columns(dy),
+                           .b = over_rows(w),
+                           .sums = sums,
+                           .addend = accumulate ? dx.data : nullptr,
+                           .c = dx.data,
+                           .c_dtype = dx.dtype},
+           native_stream(stream));
+}
+
+void CudaOps::fp8_backward_weight(const Fp8Matrix& dy, const Fp8Matrix& x, Fp8Accumulation sums, TensorView dw,
+                                  StreamView stream) {
+  checks::fp8_backward_weight(dy, x, dw);
+  multiply(gpu::Fp8Product{.m = dy.columns,
+                           .n = x.columns,
+                           .k = dy.rows,
+                           .a = over_rows(dy),
+                           .b = over_rows(x),
+                           .sums = sums,
+                           .addend = dw.dtype == DType::f32 ? dw.data : nullptr,
+                           .c = dw.data,
+                           .c_dtype = dw.dtype},
+           native_stream(stream));
 }
 
 void CudaOps::head_loss(const HeadLoss& head, StreamView stream) {

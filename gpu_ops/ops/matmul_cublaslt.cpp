@@ -20,6 +20,9 @@
 namespace tandem::gpu {
 namespace {
 
+/// Compute capability from which cards multiply eight-bit factors.
+constexpr int least_fp8_capability = 89;
+
 /// Bytes of workspace that NVIDIA recommends for its largest cards. One size for all cards, as the heuristic's choice
 /// of an algorithm depends on it.
 constexpr std::size_t workspace_size = cublaslt_workspace;
@@ -94,12 +97,15 @@ using Descriptor = Owned<cublasLtMatmulDescOpaque_t>;
 using Layout = Owned<cublasLtMatrixLayoutOpaque_t>;
 using Preference = Owned<cublasLtMatmulPreferenceOpaque_t>;
 
+/// Alignment in bytes of a, b, c, bias, addend, input; 0 for null.
+using Alignments = std::array<std::uint32_t, 6>;
+
 /// Key of cached algorithms: everything that the choice depends on.
 struct Key {
   std::int64_t m, n, k, a_stride, b_stride, c_stride;
   bool a_transposed, b_transposed, wide_c;
   Epilogue epilogue;
-  std::array<std::uint32_t, 6> alignment;  ///< alignment in bytes of a, b, c, bias, addend, input; 0 for null
+  Alignments alignment;
   auto operator<=>(const Key&) const = default;
 };
 
@@ -124,6 +130,28 @@ Key key_of(const Product& p) {
            alignment_of(p.addend), alignment_of(p.input)}};
 }
 
+/// Key of cached algorithms of products of eight-bit factors, whose codes lie at whole packets.
+struct Fp8Key {
+  std::int64_t m, n, k;
+  Fp8Format a, b;
+  Fp8Accumulation sums;
+  bool wide_c;
+  Alignments alignment;
+  auto operator<=>(const Fp8Key&) const = default;
+};
+
+Fp8Key key_of(const Fp8Product& p) {
+  return {p.m,
+          p.n,
+          p.k,
+          p.a.format,
+          p.b.format,
+          p.sums,
+          p.c_dtype == DType::f32,
+          {alignment_of(p.a.codes), alignment_of(p.b.codes), alignment_of(p.c), alignment_of(p.bias),
+           alignment_of(p.addend), 0}};
+}
+
 /// A product as the library wants it. It counts columns first: row-major c = a b is its c' = b' a', so that b is the
 /// left factor, and the bias runs along the rows of c'.
 struct Prepared {
@@ -144,12 +172,18 @@ void set(const Preference& preference, cublasLtMatmulPreferenceAttributes_t attr
   require(library().preference_set(preference.get(), attribute, &value, sizeof value), "describe a preference");
 }
 
-Layout layout(DType dtype, std::int64_t rows, std::int64_t columns, std::int64_t stride) {
+Layout layout(cudaDataType type, std::int64_t rows, std::int64_t columns, std::int64_t stride) {
   cublasLtMatrixLayout_t made = nullptr;
-  require(library().layout_create(&made, dtype == DType::f32 ? CUDA_R_32F : CUDA_R_16BF,
-                                  static_cast<std::uint64_t>(rows), static_cast<std::uint64_t>(columns), stride),
+  require(library().layout_create(&made, type, static_cast<std::uint64_t>(rows), static_cast<std::uint64_t>(columns),
+                                  stride),
           "describe a matrix");
   return {made, library().layout_destroy};
+}
+Layout layout(DType dtype, std::int64_t rows, std::int64_t columns, std::int64_t stride) {
+  return layout(dtype == DType::f32 ? CUDA_R_32F : CUDA_R_16BF, rows, columns, stride);
+}
+Layout layout(Fp8Format format, std::int64_t rows, std::int64_t columns) {
+  return layout(format == Fp8Format::e4m3 ? CUDA_R_8F_E4M3 : CUDA_R_8F_E5M2, rows, columns, rows);
 }
 
 /// A factor as it is stored, seen with columns first: (k, n) row-major is (n, k).
@@ -170,10 +204,14 @@ cublasLtEpilogue_t epilogue_of(const Product& p) {
   return p.bias != nullptr ? CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_DEFAULT;
 }
 
-Descriptor describe(const Product& p) {
+Descriptor new_descriptor() {
   cublasLtMatmulDesc_t made = nullptr;
   require(library().desc_create(&made, CUBLAS_COMPUTE_32F, CUDA_R_32F), "describe a product");
-  Descriptor descriptor(made, library().desc_destroy);
+  return {made, library().desc_destroy};
+}
+
+Descriptor describe(const Product& p) {
+  Descriptor descriptor = new_descriptor();
   const auto operation = [](bool transposed) { return transposed ? CUBLAS_OP_T : CUBLAS_OP_N; };
   set(descriptor, CUBLASLT_MATMUL_DESC_TRANSA, operation(p.b.transposed));
   set(descriptor, CUBLASLT_MATMUL_DESC_TRANSB, operation(p.a.transposed));
@@ -181,6 +219,23 @@ Descriptor describe(const Product& p) {
   if (p.bias != nullptr) set(descriptor, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, CUDA_R_16BF);
   if (p.input != nullptr) set(descriptor, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, p.c_stride);
   return descriptor;
+}
+
+Descriptor describe(const Fp8Product& p) {
+  Descriptor descriptor = new_descriptor();
+  set(descriptor, CUBLASLT_MATMUL_DESC_TRANSA, CUBLAS_OP_T);
+  set(descriptor, CUBLASLT_MATMUL_DESC_TRANSB, CUBLAS_OP_N);
+  set(descriptor, CUBLASLT_MATMUL_DESC_FAST_ACCUM, static_cast<std::int8_t>(p.sums == Fp8Accumulation::fast ? 1 : 0));
+  set(descriptor, CUBLASLT_MATMUL_DESC_EPILOGUE,
+      p.bias != nullptr ? CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_DEFAULT);
+  if (p.bias != nullptr) set(descriptor, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, CUDA_R_16BF);
+  return descriptor;
+}
+
+void point_at_operands(const Descriptor& descriptor, const Fp8Product& p) {
+  set(descriptor, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, p.b.scale);
+  set(descriptor, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, p.a.scale);
+  if (p.bias != nullptr) set(descriptor, CUBLASLT_MATMUL_DESC_BIAS_POINTER, p.bias);
 }
 
 /// Vectors and matrices of the epilogue. The heuristic, too, looks at where they lie.
@@ -197,7 +252,7 @@ bool gains_by_epilogues(int compute_capability) {
 }
 
 /// Asks the library's heuristic: never a measurement, so that the choice is a function of the key. What it says.
-cublasStatus_t choose(cublasLtHandle_t handle, const Key& key, Prepared& prepared) {
+cublasStatus_t choose(cublasLtHandle_t handle, const Alignments& alignment, Prepared& prepared) {
   cublasLtMatmulPreference_t made = nullptr;
   require(library().preference_create(&made), "describe a preference");
   const Preference preference(made, library().preference_destroy);
@@ -205,10 +260,10 @@ cublasStatus_t choose(cublasLtHandle_t handle, const Key& key, Prepared& prepare
   // Split sums are added in fp32 and in order.
   const std::uint32_t reductions = CUBLASLT_REDUCTION_SCHEME_NONE | CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
   set(preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, reductions);
-  set(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, key.alignment[1]);
-  set(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, key.alignment[0]);
-  set(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, key.alignment[key.alignment[4] != 0 ? 4 : 2]);
-  set(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, key.alignment[2]);
+  set(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, alignment[1]);
+  set(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, alignment[0]);
+  set(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, alignment[alignment[4] != 0 ? 4 : 2]);
+  set(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, alignment[2]);
   cublasLtMatmulHeuristicResult_t result{};
   int count = 0;
   const cublasStatus_t status =
@@ -224,6 +279,7 @@ class CublasLtMatmul final : public Matmul {
   CublasLtMatmul(int compute_capability, Notice slower)
       : handle_(nullptr, library().destroy),
         epilogues_(gains_by_epilogues(compute_capability)),
+        fp8_(compute_capability >= least_fp8_capability),
         slower_(std::move(slower)) {
     cublasLtHandle_t made = nullptr;
     require(library().create(&made), "start");
@@ -250,14 +306,21 @@ class CublasLtMatmul final : public Matmul {
     Prepared& prepared = prepared_for(p);
     if (!prepared.found) return run_plain(p, stream);
     point_at_operands(prepared.descriptor, p);
-    const float alpha = 1.0F, beta = p.addend != nullptr ? 1.0F : 0.0F;
-    const void* const addend = p.addend != nullptr ? p.addend : p.c;
-    const cublasStatus_t status =
-        library().matmul(handle_.get(), prepared.descriptor.get(), &alpha, p.b.data, prepared.left.get(), p.a.data,
-                         prepared.right.get(), &beta, addend, prepared.result.get(), p.c, prepared.result.get(),
-                         &prepared.algorithm, workspace, workspace_size, stream);
-    if (status != CUBLAS_STATUS_SUCCESS) runtime::require_alive(stream, "launching a matrix product");
-    require(status, "multiply");
+    multiply(prepared, {p.a.data, p.b.data, p.addend, p.c}, workspace, stream);
+  }
+
+  bool has_fp8() const noexcept override { return fp8_; }
+  void run(const Fp8Product& p, void* workspace, CUstream_st* stream) override {
+    if (!fp8_) throw DeviceError("a product of eight-bit factors", "this card has none", "--compute bf16");
+    if (p.c_dtype == DType::f32 && p.bias != nullptr) return plain_matmul(p, stream);
+    const std::lock_guard lock(mutex_);
+    Prepared& prepared = prepared_for(p);
+    if (!prepared.found) {
+      tell_of_plain(p.m, p.n, p.k);
+      return plain_matmul(p, stream);
+    }
+    point_at_operands(prepared.descriptor, p);
+    multiply(prepared, {p.a.codes, p.b.codes, p.addend, p.c}, workspace, stream);
   }
 
  private:
@@ -271,14 +334,48 @@ class CublasLtMatmul final : public Matmul {
     return wide || p.c_dtype == DType::bf16;
   }
 
+  struct Operands {
+    const void *a, *b, *addend;
+    void* c;
+  };
+  void multiply(const Prepared& prepared, const Operands& of, void* workspace, CUstream_st* stream) {
+    const float alpha = 1.0F, beta = of.addend != nullptr ? 1.0F : 0.0F;
+    const void* const addend = of.addend != nullptr ? of.addend : of.c;
+    const cublasStatus_t status =
+        library().matmul(handle_.get(), prepared.descriptor.get(), &alpha, of.b, prepared.left.get(), of.a,
+                         prepared.right.get(), &beta, addend, prepared.result.get(), of.c, prepared.result.get(),
+                         &prepared.algorithm, workspace, workspace_size, stream);
+    if (status != CUBLAS_STATUS_SUCCESS) runtime::require_alive(stream, "launching a matrix product");
+    require(status, "multiply");
+  }
+
   void run_plain(const Product& p, CUstream_st* stream) {
+    tell_of_plain(p.m, p.n, p.k);
+    plain_matmul(p, stream);
+  }
+  void tell_of_plain(std::int64_t m, std::int64_t n, std::int64_t k) {
     if (const Notice tell = std::exchange(slower_, {})) {
       tell(
           fmt::format("a matrix product ({} x {} of {} products) runs in a plain kernel, which is slower: cuBLASLt {} "
                       "offers no algorithm for it",
-                      p.m, p.n, p.k, library().version()));
+                      m, n, k, library().version()));
     }
-    plain_matmul(p, stream);
+  }
+
+  Prepared& prepared_for(const Fp8Product& p) {
+    const Fp8Key key = key_of(p);
+    const auto known = prepared_fp8_.find(key);
+    if (known != prepared_fp8_.end()) return known->second;
+    Prepared prepared{.descriptor = describe(p),
+                      .left = layout(p.b.format, p.k, p.n),
+                      .right = layout(p.a.format, p.k, p.m),
+                      .result = layout(p.c_dtype, p.n, p.m, p.n),
+                      .algorithm = {},
+                      .found = false};
+    point_at_operands(prepared.descriptor, p);
+    const cublasStatus_t status = choose(handle_.get(), key.alignment, prepared);
+    if (status != CUBLAS_STATUS_NOT_SUPPORTED) require(status, "choose an algorithm");
+    return prepared_fp8_.emplace(key, std::move(prepared)).first->second;
   }
 
   Prepared& prepared_for(const Product& p) {
@@ -292,7 +389,7 @@ class CublasLtMatmul final : public Matmul {
                       .algorithm = {},
                       .found = false};
     point_at_operands(prepared.descriptor, p);
-    const cublasStatus_t status = choose(handle_.get(), key, prepared);
+    const cublasStatus_t status = choose(handle_.get(), key.alignment, prepared);
     if (status == CUBLAS_STATUS_INVALID_VALUE && p.epilogue != Epilogue::none) {
       // Some versions refuse an epilogue in this way. Arguments that are wrong without it, too, are wrong.
       Product bare = p;
@@ -306,10 +403,11 @@ class CublasLtMatmul final : public Matmul {
   }
 
   Handle handle_;
-  bool epilogues_;
+  bool epilogues_, fp8_;
   Notice slower_;
   std::mutex mutex_;  ///< guards the cache, and the descriptor that a call points at its bias
   std::map<Key, Prepared> prepared_;
+  std::map<Fp8Key, Prepared> prepared_fp8_;
 };
 
 }  // namespace

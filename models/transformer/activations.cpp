@@ -133,6 +133,7 @@ Activations take_activations(const ModelConfig& config, const RunShape& shape, c
   // While a block is at work, embedding and head are not.
   const auto block = [&] {
     a.block->take_shared(rows.workspace);
+    a.fp8 = take_fp8(rows.workspace, ops.fp8, shape);
     for (std::int64_t i = 0; i < kept; ++i) a.block->take_buffers(rows.kept);
     if (kept == 0) a.block->take_buffers(rows.workspace);
     a.block_scratch = raw(rows.workspace, ops.block_scratch);

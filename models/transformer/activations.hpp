@@ -3,6 +3,7 @@
 // the sizes.
 #include <cstddef>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "core/memory/carver.hpp"
@@ -26,6 +27,7 @@ struct OpsNeeds {
   std::size_t block_scratch = 0;  ///< bytes that a block's calls ask for
   std::size_t ends_scratch = 0;   ///< bytes that calls of embedding and head ask for, where the vocabulary counts
   bool repeats_gelu = true;       ///< Ops::repeats_gelu
+  Fp8Sizes fp8{};
 };
 
 /// Buffers of one micro-batch, of those kept at once.
@@ -58,6 +60,7 @@ struct Activations {
   std::vector<KeyValueCache> caches;  ///< a cached shape's, one for each block
   TensorView block_scratch;           ///< lent to the ops while they work for a block
   TensorView ends_scratch;            ///< and for embedding and head
+  std::optional<Fp8Buffers> fp8;      ///< in a shape with eight-bit products
   std::unique_ptr<Block> block;
 };
 

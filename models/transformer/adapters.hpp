@@ -17,6 +17,8 @@ struct AdapterBuffers {
   std::vector<TensorView> down;  ///< (R, r) for each adapter: scale x A^T; backward: its gradient
   TensorView wide;               ///< (N, I) of the widest layer, of all blocks; empty without dropout: x with elements
                                  ///< dropped, and in backward the gradient of that
+  TensorView sum, addend;        ///< (R, r) of the largest, of all blocks; empty where no layers share A: backward: the
+                                 ///< gradient of `down` so far, and one layer's part of it
 };
 
 class Adapters {
@@ -30,48 +32,61 @@ class Adapters {
   /// Buffers of forward for the first `n` tokens.
   AdapterBuffers first_tokens(AdapterBuffers b, std::int64_t n) const;
 
-  /// Whether that linear layer of a block has an adapter.
-  bool has(std::int64_t block, std::string_view module) const { return lora_ && lora_->adapts(block, module); }
+  /// Whether a linear layer that is a module by itself has an adapter.
+  bool has(std::int64_t block, std::string_view layer) const { return lora_ && lora_->adapts(block, layer); }
 
-  // Each of these does nothing where the layer has no adapter. `x`, `y`: the layer's input and output.
+  // Each of these does nothing where the layer has no adapter, or the call goes without. `x`, `y`: the layer's input and
+  // output. Layers that share A are called in their order, with one x.
   /// y += scale (x A^T) B^T; with an empty y only what backward needs is computed.
-  void forward(const BlockForward& call, std::string_view module, TensorView x, TensorView y,
+  void forward(const BlockForward& call, std::string_view layer, TensorView x, TensorView y,
                const AdapterBuffers& b) const;
   /// The gradients of A and B.
-  void parameter_gradients(const BlockBackward& call, std::string_view module, TensorView dy, TensorView x,
+  void parameter_gradients(const BlockBackward& call, std::string_view layer, TensorView dy, TensorView x,
                            const AdapterBuffers& b) const;
-  /// dx += the adapter's part, after parameter_gradients().
-  void input_gradient(const BlockBackward& call, std::string_view module, TensorView dx, const AdapterBuffers& b) const;
+  /// dx += the adapter's part, after parameter_gradients(): of layers that share A with the first call, after those of
+  /// all.
+  void input_gradient(const BlockBackward& call, std::string_view layer, TensorView dx, const AdapterBuffers& b) const;
 
   // Calls for the experts' layers, whose rows `routing` assigns.
-  void expert_forward(const BlockForward& call, std::string_view module, RowValues x, const Routing& routing,
+  void expert_forward(const BlockForward& call, std::string_view layer, RowValues x, const Routing& routing,
                       TensorView y, const AdapterBuffers& b) const;
-  void expert_parameter_gradients(const BlockBackward& call, std::string_view module, RowValues dy, RowValues x,
+  void expert_parameter_gradients(const BlockBackward& call, std::string_view layer, RowValues dy, RowValues x,
                                   const Routing& routing, const AdapterBuffers& b) const;
-  void expert_input_gradient(const BlockBackward& call, std::string_view module, const Routing& routing, TensorView dx,
+  void expert_input_gradient(const BlockBackward& call, std::string_view layer, const Routing& routing, TensorView dx,
                              const AdapterBuffers& b) const;
 
  private:
-  /// A layer with an adapter in some block.
+  /// A module with an adapter in some block.
   struct Adapter {
-    std::string module, a, b;  ///< names of the module and its parameters
-    std::int64_t rows = 0;     ///< R of a batch
-    std::int64_t choices = 1;  ///< R of a token
-    std::int64_t inputs = 0;   ///< I
+    std::string module, a;               ///< names of the module and of its parameter A
+    std::vector<std::string> layers, b;  ///< names of its linear layers, and of their parameters B
+    std::int64_t rows = 0;               ///< R of a batch
+    std::int64_t choices = 1;            ///< R of a token
+    std::int64_t inputs = 0;             ///< I
+    std::int64_t rank = 0;               ///< largest of any block
   };
-  /// An adapter and its buffer; none where the layer has no adapter.
+  /// An adapter of a block and its buffer, for one of its layers; none where the layer has no adapter.
   struct Use {
     const Adapter* adapter = nullptr;
+    std::size_t layer = 0;
     TensorView down;
+    float scale = 0.0F;
     explicit operator bool() const noexcept { return adapter != nullptr; }
+    bool is_first() const noexcept { return layer == 0; }
+    bool is_last() const noexcept { return layer + 1 == adapter->layers.size(); }
+    const std::string& a() const noexcept { return adapter->a; }
+    const std::string& b() const noexcept { return adapter->b[layer]; }
   };
-  Use use(std::int64_t block, std::string_view module, const AdapterBuffers& b) const;
+  Use use(std::int64_t block, std::string_view layer, const AdapterBuffers& b) const;
+  /// Has `product` write one layer's part of the gradient of `down`; whether it was the last, and `down` has it all.
+  template <class Product>
+  bool gather(const BlockBackward& call, const Use& use, const AdapterBuffers& b, const Product& product) const;
   bool drops() const { return lora_ && lora_->dropout > 0.0; }
   Dropout dropout(std::int64_t block, const Adapter& adapter, std::uint64_t draw) const;
-  void scale(Ops& ops, TensorView down, StreamView stream) const;
 
   std::optional<LoraConfig> lora_;
   DType compute_;
+  bool training_;
   std::int64_t tokens_;
   std::vector<Adapter> adapters_;
 };

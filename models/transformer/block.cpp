@@ -11,19 +11,6 @@ void linear(const BlockForward& call, TensorView x, TensorView w, TensorView bia
   call.ops.linear(x, w, bias, y, call.stream);
 }
 
-void linear_add(const BlockForward& call, TensorView x, TensorView w, TensorView bias, TensorView residual,
-                TensorView y) {
-  if (!call.few_rows()) return call.ops.linear_add(x, w, bias, residual, y, call.stream);
-  call.ops.linear_rows(x, w, bias, y, call.stream);
-  call.ops.add(residual, y, y, call.stream);
-}
-
-void linear_gelu(const BlockForward& call, TensorView x, TensorView w, TensorView bias, TensorView up, TensorView act) {
-  if (!call.few_rows()) return call.ops.linear_gelu(x, w, bias, up, act, call.stream);
-  call.ops.linear_rows(x, w, bias, up, call.stream);
-  call.ops.gelu(up, act, call.stream);
-}
-
 void attend(const BlockForward& call, const Projections& of, TensorView out, TensorView lse,
             const AttentionShape& shape) {
   if (call.cached == nullptr) return call.ops.attention(of.q, of.k, of.v, out, lse, shape, call.stream);

@@ -9,6 +9,7 @@
 #include "core/memory/carver.hpp"
 #include "core/ops/ops.hpp"
 #include "core/params/parameter_access.hpp"
+#include "models/transformer/products.hpp"
 #include "models/transformer/transformer.hpp"
 
 namespace tandem {
@@ -28,9 +29,11 @@ struct BlockForward {
   std::int64_t layer = 0;               ///< index among the blocks
   RecordsView records;                  ///< records of the rows of x
   TensorView x;                         ///< read
-  TensorView y;                         ///< written; empty: only what backward needs is computed
+  TensorView y;                         ///< written, may be x; empty: only what backward needs is computed
   const CachedCall* cached = nullptr;   ///< set for a cached shape, whose x may have fewer rows than it; else null
   const std::uint64_t* draw = nullptr;  ///< number of the micro-batch, in training: dropout draws by it; else null
+  const Fp8Buffers* fp8 = nullptr;      ///< set for eight-bit products; else null
+  bool of_reference = false;            ///< forward of DPO's reference, which has no adapters
 
   bool few_rows() const { return cached != nullptr && cached->decodes; }
 };
@@ -45,6 +48,7 @@ struct BlockBackward {
   TensorView x;            ///< the input of forward
   TensorView dy;           ///< gradient of the output; becomes the gradient of the input, in place
   std::uint64_t draw = 0;  ///< as BlockForward has it
+  const Fp8Buffers* fp8 = nullptr;
 };
 
 class Block {
@@ -84,11 +88,9 @@ TensorView bias_of(bool has, const Guard& guard, std::string_view name) {
   return has ? guard[name] : TensorView{};
 }
 
-/// Linear layers of forward: for few rows they read the weight as it lies, see Ops::linear_rows.
+/// Products whose factors are always taken as they are: those of adapters and routers. For few rows they read the
+/// weight as it lies, see Ops::linear_rows.
 void linear(const BlockForward& call, TensorView x, TensorView w, TensorView bias, TensorView y);
-void linear_add(const BlockForward& call, TensorView x, TensorView w, TensorView bias, TensorView residual,
-                TensorView y);
-void linear_gelu(const BlockForward& call, TensorView x, TensorView w, TensorView bias, TensorView up, TensorView act);
 
 /// Projections of a block's tokens that attention takes.
 struct Projections {
@@ -102,7 +104,7 @@ void attend(const BlockForward& call, const Projections& of, TensorView out, Ten
 /// The first rows of a buffer that may be empty.
 inline TensorView first_rows(TensorView buffer, std::int64_t n) { return buffer ? buffer.rows(0, n) : buffer; }
 
-/// A linear layer's parameter gradients, left out where all of them are frozen.
+/// Their parameter gradients, left out where all of them are frozen.
 void add_linear_gradients(const BlockBackward& call, TensorView dy, TensorView x, TensorView dweight,
                           TensorView dbias = {});
 

@@ -54,7 +54,8 @@ class Gpt2Block final : public Block {
   void normalize_input(const BlockForward& call, const Gpt2Buffers& b) const;
   void normalize_middle(const BlockForward& call, const Gpt2Buffers& b) const;
   void activate(const BlockForward& call, const Gpt2Buffers& b) const;
-  void activation_backward(const BlockBackward& call, const Gpt2Buffers& b, TensorView dup) const;
+  void activation_backward(const BlockBackward& call, const Gpt2Buffers& b, const LinearGradient& dy,
+                           TensorView dup) const;
   void mlp_backward(const BlockBackward& call, const Gpt2Buffers& b) const;
   void attention_backward(const BlockBackward& call, const Gpt2Buffers& b) const;
 
@@ -163,22 +164,25 @@ void Gpt2Block::forward(const BlockForward& call, std::size_t slot) {
   const Gpt2Buffers b = call.cached ? first_tokens(slots_.at(slot), call.x.shape[0]) : slots_.at(slot);
   const WeightsGuard& w = call.weights;
   normalize_input(call, b);
-  linear(call, b.ln1, w["attn.c_attn.weight"], w["attn.c_attn.bias"], b.qkv);
+  linear(call, linear_input(call, b.ln1), w["attn.c_attn.weight"], w["attn.c_attn.bias"], b.qkv);
   adapters_.forward(call, "attn.c_attn", b.ln1, b.qkv, b.adapters);
   attend(call, {third(b.qkv, 0), third(b.qkv, 1), third(b.qkv, 2)}, by_sequence(b.att), b.lse, attention(call));
-  linear_add(call, b.att, w["attn.c_proj.weight"], w["attn.c_proj.bias"], call.x, b.x1);
+  linear_add(call, linear_input(call, b.att), w["attn.c_proj.weight"], w["attn.c_proj.bias"], call.x, b.x1);
   adapters_.forward(call, "attn.c_proj", b.att, b.x1, b.adapters);
   normalize_middle(call, b);
   activate(call, b);
-  if (call.y) linear_add(call, b.act, w["mlp.c_proj.weight"], w["mlp.c_proj.bias"], b.x1, call.y);
+  if (call.y) {
+    linear_add(call, linear_input(call, b.act), w["mlp.c_proj.weight"], w["mlp.c_proj.bias"], b.x1, call.y);
+  }
   adapters_.forward(call, "mlp.c_proj", b.act, call.y, b.adapters);
 }
 
 /// The MLP up to its activation. What an adapter adds comes before GELU, which is then an operation of its own.
 void Gpt2Block::activate(const BlockForward& call, const Gpt2Buffers& b) const {
   const TensorView weight = call.weights["mlp.c_fc.weight"], bias = call.weights["mlp.c_fc.bias"];
-  if (!adapters_.has(call.layer, "mlp.c_fc")) return linear_gelu(call, b.ln2, weight, bias, b.up, b.act);
-  linear(call, b.ln2, weight, bias, b.up);
+  const LinearInput x = linear_input(call, b.ln2);
+  if (!adapters_.has(call.layer, "mlp.c_fc")) return linear_gelu(call, x, weight, bias, b.up, b.act);
+  linear(call, x, weight, bias, b.up);
   adapters_.forward(call, "mlp.c_fc", b.ln2, b.up, b.adapters);
   call.ops.gelu(b.up, b.act, call.stream);
 }
@@ -196,28 +200,30 @@ void Gpt2Block::backward(const BlockBackward& call, std::size_t slot) {
   attention_backward(call, b);
 }
 
-/// Computes the gradient of `up` from `dy`, that of the MLP's result.
-void Gpt2Block::activation_backward(const BlockBackward& call, const Gpt2Buffers& b, TensorView dup) const {
+/// Computes `dup`, the gradient of `up`, from `dy`, that of the MLP's result.
+void Gpt2Block::activation_backward(const BlockBackward& call, const Gpt2Buffers& b, const LinearGradient& dy,
+                                    TensorView dup) const {
   const TensorView weight = call.weights["mlp.c_proj.weight"];
-  if (!adapters_.has(call.layer, "mlp.c_proj")) {
-    return call.ops.linear_gelu_backward_input(call.dy, weight, b.up, dup, call.stream);
-  }
-  call.ops.linear_backward_input(call.dy, weight, dup, false, call.stream);
+  if (!adapters_.has(call.layer, "mlp.c_proj")) return linear_gelu_backward_input(call, dy, weight, b.up, dup);
+  linear_backward_input(call, dy, weight, dup, false);
   adapters_.input_gradient(call, "mlp.c_proj", dup, b.adapters);
   call.ops.gelu_backward(dup, b.up, dup, call.stream);
 }
 
 /// `dy` becomes the gradient of x1.
 void Gpt2Block::mlp_backward(const BlockBackward& call, const Gpt2Buffers& b) const {
-  const auto& [ops, s, w, g, layer, records, x, dy, draw] = call;
-  add_linear_gradients(call, dy, b.act, g["mlp.c_proj.weight"], g["mlp.c_proj.bias"]);
+  const auto& [ops, s, w, g, layer, records, x, dy, draw, fp8] = call;
+  const LinearGradient dresult = linear_gradient(call, dy);
+  const TensorView dproj = g["mlp.c_proj.weight"], dfc = g["mlp.c_fc.weight"];
+  add_linear_gradients(call, dresult, linear_input(call, b.act, static_cast<bool>(dproj)), dproj, g["mlp.c_proj.bias"]);
   adapters_.parameter_gradients(call, "mlp.c_proj", dy, b.act, b.adapters);
   const TensorView dup = b.act;
-  activation_backward(call, b, dup);
-  add_linear_gradients(call, dup, b.ln2, g["mlp.c_fc.weight"], g["mlp.c_fc.bias"]);
+  activation_backward(call, b, dresult, dup);
+  const LinearGradient dfc_result = linear_gradient(call, dup);
+  add_linear_gradients(call, dfc_result, linear_input(call, b.ln2, static_cast<bool>(dfc)), dfc, g["mlp.c_fc.bias"]);
   adapters_.parameter_gradients(call, "mlp.c_fc", dup, b.ln2, b.adapters);
   const TensorView dln2 = b.ln2;
-  ops.linear_backward_input(dup, w["mlp.c_fc.weight"], dln2, false, s);
+  linear_backward_input(call, dfc_result, w["mlp.c_fc.weight"], dln2, false);
   adapters_.input_gradient(call, "mlp.c_fc", dln2, b.adapters);
   ops.layer_norm_backward(dln2, b.x1, w["ln_2.weight"], b.mean2, b.rstd2, dy, true, g["ln_2.weight"], g["ln_2.bias"],
                           s);
@@ -225,18 +231,22 @@ void Gpt2Block::mlp_backward(const BlockBackward& call, const Gpt2Buffers& b) co
 
 /// `dy`, the gradient of x1, becomes the gradient of x.
 void Gpt2Block::attention_backward(const BlockBackward& call, const Gpt2Buffers& b) const {
-  const auto& [ops, s, w, g, layer, records, x, dy, draw] = call;
-  add_linear_gradients(call, dy, b.att, g["attn.c_proj.weight"], g["attn.c_proj.bias"]);
+  const auto& [ops, s, w, g, layer, records, x, dy, draw, fp8] = call;
+  const LinearGradient dresult = linear_gradient(call, dy);
+  const TensorView dproj = g["attn.c_proj.weight"], dattn = g["attn.c_attn.weight"];
+  add_linear_gradients(call, dresult, linear_input(call, b.att, static_cast<bool>(dproj)), dproj,
+                       g["attn.c_proj.bias"]);
   adapters_.parameter_gradients(call, "attn.c_proj", dy, b.att, b.adapters);
   const TensorView datt = b.ln2;
-  ops.linear_backward_input(dy, w["attn.c_proj.weight"], datt, false, s);
+  linear_backward_input(call, dresult, w["attn.c_proj.weight"], datt, false);
   adapters_.input_gradient(call, "attn.c_proj", datt, b.adapters);
   ops.attention_backward(by_sequence(datt), third(b.qkv, 0), third(b.qkv, 1), third(b.qkv, 2), by_sequence(b.att),
                          b.lse, third(b.dqkv, 0), third(b.dqkv, 1), third(b.dqkv, 2), attention(call), s);
-  add_linear_gradients(call, b.dqkv, b.ln1, g["attn.c_attn.weight"], g["attn.c_attn.bias"]);
+  const LinearGradient dqkv = linear_gradient(call, b.dqkv);
+  add_linear_gradients(call, dqkv, linear_input(call, b.ln1, static_cast<bool>(dattn)), dattn, g["attn.c_attn.bias"]);
   adapters_.parameter_gradients(call, "attn.c_attn", b.dqkv, b.ln1, b.adapters);
   const TensorView dln1 = b.ln1;
-  ops.linear_backward_input(b.dqkv, w["attn.c_attn.weight"], dln1, false, s);
+  linear_backward_input(call, dqkv, w["attn.c_attn.weight"], dln1, false);
   adapters_.input_gradient(call, "attn.c_attn", dln1, b.adapters);
   ops.layer_norm_backward(dln1, x, w["ln_1.weight"], b.mean1, b.rstd1, dy, true, g["ln_1.weight"], g["ln_1.bias"], s);
 }

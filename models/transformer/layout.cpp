@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "models/transformer/adapter_modules.hpp"
 #include "models/transformer/transformer.hpp"
 
 namespace tandem {
@@ -73,13 +74,14 @@ void add_llama_block(ParameterLayout::LayerBuilder layer, const ModelConfig& c, 
 void add_adapters(ParameterLayout::LayerBuilder layer, const ModelConfig& c, std::int64_t block,
                   ParameterOptions product) {
   if (!c.lora) return;
-  const auto shape = [](const LinearLayer& of, std::int64_t rows, std::int64_t columns) {
-    return of.experts > 0 ? Shape{of.experts, rows, columns} : Shape{rows, columns};
-  };
-  for (const LinearLayer& of : linear_layers(c)) {
-    if (!c.lora->adapts(block, of.module)) continue;
-    layer.add(of.module + std::string(lora_a), shape(of, c.lora->rank, of.inputs), product)
-        .add(of.module + std::string(lora_b), shape(of, c.lora->rank, of.outputs), product);
+  for (const AdapterModule& module : adapter_modules(c)) {
+    const LoraModule* const lora = c.lora->find(block, module.name);
+    if (lora == nullptr) continue;
+    const auto shape = [&](std::int64_t columns) {
+      return module.experts() > 0 ? Shape{module.experts(), lora->rank, columns} : Shape{lora->rank, columns};
+    };
+    layer.add(a_of(module), shape(module.inputs()), product);
+    for (const LinearLayer& of : module.layers) layer.add(b_of(of), shape(of.outputs), product);
   }
 }
 
@@ -144,14 +146,6 @@ HfTensor expert_tensor(const ModelConfig& c, const Parameter& p, std::int64_t in
     return {fmt::format("mlp.experts.{}.{}", index, part)};
   }
   return {fmt::format("{}.{}", mixtral ? "block_sparse_moe" : "mlp", part)};
-}
-
-/// Tensor of a matrix of an adapter, as PEFT names it. B lies transposed here.
-HfTensor adapter_tensor(const ModelConfig& c, const Parameter& p) {
-  const bool is_b = p.name.ends_with(lora_b);
-  const std::string_view module = std::string_view(p.name).substr(0, p.name.size() - (is_b ? lora_b : lora_a).size());
-  const char* const blocks = c.family == Family::gpt2 ? "transformer.h" : "model.layers";
-  return {fmt::format("base_model.model.{}.{}.{}{}", blocks, p.layer - 1, module, is_b ? lora_b : lora_a), is_b};
 }
 
 HfTensor tensor_in_block(const ModelConfig& c, const Parameter& p, std::int64_t index) {
@@ -244,9 +238,10 @@ HfTensor hf_tensor_of(const ModelConfig& config, const Parameter& parameter, std
   if (parameter.layer < 0 || parameter.layer > config.layers + 1) {
     throw MisuseError("parameter of another model", parameter.full_name);
   }
-  HfTensor tensor = is_adapter(parameter)           ? adapter_tensor(config, parameter)
-                    : config.family == Family::gpt2 ? gpt2_tensor(config, parameter)
-                                                    : llama_tensor(config, parameter, index);
+  if (is_adapter(parameter))
+    throw MisuseError("an adapter's parameter, of which PEFT has tensors", parameter.full_name);
+  HfTensor tensor =
+      config.family == Family::gpt2 ? gpt2_tensor(config, parameter) : llama_tensor(config, parameter, index);
   if (tensor.rows == 0) tensor.rows = parameter.shape[parameter.shape.rank() == 3 ? 1 : 0];
   return tensor;
 }

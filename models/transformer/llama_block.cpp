@@ -277,8 +277,9 @@ void LlamaBlock::normalize_input(const BlockForward& call, const LlamaBuffers& b
 void LlamaBlock::project(const BlockForward& call, const LlamaBuffers& b) const {
   const WeightsGuard& w = call.weights;
   const TensorView x = attention_input(call.x, b);
+  const LinearInput input = linear_input(call, x);
   const auto product = [&](const char* module, const char* weight, const char* bias_name, TensorView y) {
-    linear(call, x, w[weight], bias_of(config_.qkv_bias, w, bias_name), y);
+    linear(call, input, w[weight], bias_of(config_.qkv_bias, w, bias_name), y);
     adapters_.forward(call, module, x, y, b.adapters);
   };
   product("self_attn.q_proj", "self_attn.q_proj.weight", "self_attn.q_proj.bias", b.q);
@@ -307,17 +308,18 @@ void LlamaBlock::add_attention(const BlockForward& call, const LlamaBuffers& b) 
   const WeightsGuard& w = call.weights;
   const TensorView weight = w["self_attn.o_proj.weight"];
   const TensorView o_bias = bias_of(config_.output_bias, w, "self_attn.o_proj.bias");
+  const LinearInput input = linear_input(call, b.att);
   const auto adapt = [&](TensorView y) { adapters_.forward(call, "self_attn.o_proj", b.att, y, b.adapters); };
   if (scaled()) {
-    linear(call, b.att, weight, o_bias, b.x1);
+    linear(call, input, weight, o_bias, b.x1);
     adapt(b.x1);
     return call.ops.add_scaled(b.x1, factor(), call.x, b.x1, call.stream);
   }
   if (!config_.norm_after) {
-    linear_add(call, b.att, weight, o_bias, call.x, b.x1);
+    linear_add(call, input, weight, o_bias, call.x, b.x1);
     return adapt(b.x1);
   }
-  linear(call, b.att, weight, o_bias, b.o);
+  linear(call, input, weight, o_bias, b.o);
   adapt(b.o);
   call.ops.rms_norm(b.o, norm_weight(w, "post_attention_layernorm.weight"), b.x1, b.rstd_o, eps_, call.stream);
   call.ops.add(call.x, b.x1, b.x1, call.stream);
@@ -396,7 +398,7 @@ TensorView LlamaBlock::branch_backward(const BlockBackward& call, std::string_vi
 
 /// `dy` becomes the gradient of x1.
 void LlamaBlock::mlp_backward(const BlockBackward& call, const LlamaBuffers& b) const {
-  const auto& [ops, s, w, g, layer, records, x, dy, draw] = call;
+  const auto& [ops, s, w, g, layer, records, x, dy, draw, fp8] = call;
   const TensorView ddown = branch_backward(call, "post_feedforward_layernorm.weight", b.down, b.rstd_down, b);
   const TensorView dinput = mlp_input_gradient(dy, b);
   mlp_->backward(call, ddown, mlp_input(b), b.mlp, b.adapters, dinput, !config_.norm_before);
@@ -406,12 +408,14 @@ void LlamaBlock::mlp_backward(const BlockBackward& call, const LlamaBuffers& b) 
 
 /// Computes the gradients of q, k (before rotation) and v from that of x1.
 void LlamaBlock::attention_backward(const BlockBackward& call, const LlamaBuffers& b) const {
-  const auto& [ops, s, w, g, layer, records, x, dy, draw] = call;
+  const auto& [ops, s, w, g, layer, records, x, dy, draw, fp8] = call;
   const TensorView d_o = branch_backward(call, "post_attention_layernorm.weight", b.o, b.rstd_o, b);
-  add_linear_gradients(call, d_o, b.att, g["self_attn.o_proj.weight"],
+  const LinearGradient dresult = linear_gradient(call, d_o);
+  const TensorView dweight = g["self_attn.o_proj.weight"];
+  add_linear_gradients(call, dresult, linear_input(call, b.att, static_cast<bool>(dweight)), dweight,
                        bias_of(config_.output_bias, g, "self_attn.o_proj.bias"));
   adapters_.parameter_gradients(call, "self_attn.o_proj", d_o, b.att, b.adapters);
-  ops.linear_backward_input(d_o, w["self_attn.o_proj.weight"], b.datt, false, s);
+  linear_backward_input(call, dresult, w["self_attn.o_proj.weight"], b.datt, false);
   adapters_.input_gradient(call, "self_attn.o_proj", b.datt, b.adapters);
   ops.attention_backward(by_sequence(b.datt), heads(b.q_rotated), heads(b.k_rotated), heads(b.v), by_sequence(b.att),
                          b.lse, heads(b.dq), heads(b.dk), heads(b.dv), attention(call), s);
@@ -419,7 +423,7 @@ void LlamaBlock::attention_backward(const BlockBackward& call, const LlamaBuffer
 }
 
 void LlamaBlock::qk_norm_backward(const BlockBackward& call, const LlamaBuffers& b) const {
-  const auto& [ops, s, w, g, layer, records, x, dy, draw] = call;
+  const auto& [ops, s, w, g, layer, records, x, dy, draw, fp8] = call;
   const TensorView dq = norm_rows(b.dq);
   const TensorView dk = norm_rows(b.dk);
   ops.rms_norm_backward(dq, norm_rows(b.q), norm_weight(w, "self_attn.q_norm.weight"), b.rstd_q, dq, false,
@@ -430,19 +434,23 @@ void LlamaBlock::qk_norm_backward(const BlockBackward& call, const LlamaBuffers&
 
 /// `dy`, the gradient of x1, becomes the gradient of x.
 void LlamaBlock::project_backward(const BlockBackward& call, const LlamaBuffers& b) const {
-  const auto& [ops, s, w, g, layer, records, x, dy, draw] = call;
-  const TensorView input = attention_input(x, b), dinput = attention_input_gradient(dy, b);
-  const auto parameters = [&](const char* module, const char* weight, const char* bias_name, TensorView dy_of) {
+  const auto& [ops, s, w, g, layer, records, x, dy, draw, fp8] = call;
+  const TensorView values = attention_input(x, b), dinput = attention_input_gradient(dy, b);
+  const LinearGradient dq = linear_gradient(call, b.dq, 0), dk = linear_gradient(call, b.dk, 1),
+                       dv = linear_gradient(call, b.dv, 2);
+  const bool wanted = g["self_attn.q_proj.weight"] || g["self_attn.k_proj.weight"] || g["self_attn.v_proj.weight"];
+  const LinearInput input = linear_input(call, values, wanted);
+  const auto parameters = [&](const char* module, const char* weight, const char* bias_name, const LinearGradient& d) {
     const GradientsGuard& gradients = call.gradients;
-    add_linear_gradients(call, dy_of, input, gradients[weight], bias_of(config_.qkv_bias, gradients, bias_name));
-    adapters_.parameter_gradients(call, module, dy_of, input, b.adapters);
+    add_linear_gradients(call, d, input, gradients[weight], bias_of(config_.qkv_bias, gradients, bias_name));
+    adapters_.parameter_gradients(call, module, d.values, input.values, b.adapters);
   };
-  parameters("self_attn.q_proj", "self_attn.q_proj.weight", "self_attn.q_proj.bias", b.dq);
-  parameters("self_attn.k_proj", "self_attn.k_proj.weight", "self_attn.k_proj.bias", b.dk);
-  parameters("self_attn.v_proj", "self_attn.v_proj.weight", "self_attn.v_proj.bias", b.dv);
-  ops.linear_backward_input(b.dq, w["self_attn.q_proj.weight"], dinput, !config_.norm_before, s);
-  ops.linear_backward_input(b.dk, w["self_attn.k_proj.weight"], dinput, true, s);
-  ops.linear_backward_input(b.dv, w["self_attn.v_proj.weight"], dinput, true, s);
+  parameters("self_attn.q_proj", "self_attn.q_proj.weight", "self_attn.q_proj.bias", dq);
+  parameters("self_attn.k_proj", "self_attn.k_proj.weight", "self_attn.k_proj.bias", dk);
+  parameters("self_attn.v_proj", "self_attn.v_proj.weight", "self_attn.v_proj.bias", dv);
+  linear_backward_input(call, dq, w["self_attn.q_proj.weight"], dinput, !config_.norm_before);
+  linear_backward_input(call, dk, w["self_attn.k_proj.weight"], dinput, true);
+  linear_backward_input(call, dv, w["self_attn.v_proj.weight"], dinput, true);
   for (const char* module : {"self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"}) {
     adapters_.input_gradient(call, module, dinput, b.adapters);
   }

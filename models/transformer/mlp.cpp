@@ -28,9 +28,10 @@ class DenseMlp final : public Mlp {
   }
   void forward(const BlockForward& call, TensorView x, const MlpBuffers& b, const AdapterBuffers& a) const override {
     const WeightsGuard& w = call.weights;
-    linear(call, x, w["mlp.gate_proj.weight"], bias_of(biased_, w, "mlp.gate_proj.bias"), b.gate);
+    const LinearInput input = linear_input(call, x);
+    linear(call, input, w["mlp.gate_proj.weight"], bias_of(biased_, w, "mlp.gate_proj.bias"), b.gate);
     adapters_.forward(call, "mlp.gate_proj", x, b.gate, a);
-    linear(call, x, w["mlp.up_proj.weight"], bias_of(biased_, w, "mlp.up_proj.bias"), b.up);
+    linear(call, input, w["mlp.up_proj.weight"], bias_of(biased_, w, "mlp.up_proj.bias"), b.up);
     adapters_.forward(call, "mlp.up_proj", x, b.up, a);
     activate(call, b);
   }
@@ -42,8 +43,8 @@ class DenseMlp final : public Mlp {
               TensorView y) const override {
     const TensorView weight = call.weights["mlp.down_proj.weight"];
     const TensorView down_bias = bias_of(biased_, call.weights, "mlp.down_proj.bias");
-    if (y && residual) linear_add(call, b.act, weight, down_bias, residual, y);
-    if (y && !residual) linear(call, b.act, weight, down_bias, y);
+    if (y && residual) linear_add(call, linear_input(call, b.act), weight, down_bias, residual, y);
+    if (y && !residual) linear(call, linear_input(call, b.act), weight, down_bias, y);
     adapters_.forward(call, "mlp.down_proj", b.act, y, a);
   }
   void backward(const BlockBackward& call, TensorView dy, TensorView x, const MlpBuffers& b, const AdapterBuffers& a,
@@ -51,6 +52,8 @@ class DenseMlp final : public Mlp {
 
  private:
   TensorView activation(Carver& carver) const { return carver.take(compute_, {tokens_, ffn_}); }
+  void input_gradients(const BlockBackward& call, TensorView x, const MlpBuffers& b, const AdapterBuffers& a,
+                       TensorView dx, bool accumulate) const;
 
   const Adapters& adapters_;
   std::int64_t tokens_, ffn_;
@@ -64,22 +67,36 @@ void DenseMlp::backward(const BlockBackward& call, TensorView dy, TensorView x, 
   const StreamView s = call.stream;
   const WeightsGuard& w = call.weights;
   const GradientsGuard& g = call.gradients;
-  add_linear_gradients(call, dy, b.act, g["mlp.down_proj.weight"], bias_of(biased_, g, "mlp.down_proj.bias"));
+  const LinearGradient dresult = linear_gradient(call, dy);
+  const TensorView ddown = g["mlp.down_proj.weight"];
+  add_linear_gradients(call, dresult, linear_input(call, b.act, static_cast<bool>(ddown)), ddown,
+                       bias_of(biased_, g, "mlp.down_proj.bias"));
   adapters_.parameter_gradients(call, "mlp.down_proj", dy, b.act, a);
   const TensorView dact = b.act, dgate = b.gate, dup = b.up;
-  ops.linear_backward_input(dy, w["mlp.down_proj.weight"], dact, false, s);
+  linear_backward_input(call, dresult, w["mlp.down_proj.weight"], dact, false);
   adapters_.input_gradient(call, "mlp.down_proj", dact, a);
   if (gelu_) {
     ops.geglu_backward(dact, b.gate, b.up, dgate, dup, s);
   } else {
     ops.swiglu_backward(dact, b.gate, b.up, dgate, dup, s);
   }
-  add_linear_gradients(call, dgate, x, g["mlp.gate_proj.weight"], bias_of(biased_, g, "mlp.gate_proj.bias"));
-  add_linear_gradients(call, dup, x, g["mlp.up_proj.weight"], bias_of(biased_, g, "mlp.up_proj.bias"));
-  adapters_.parameter_gradients(call, "mlp.gate_proj", dgate, x, a);
-  adapters_.parameter_gradients(call, "mlp.up_proj", dup, x, a);
-  ops.linear_backward_input(dgate, w["mlp.gate_proj.weight"], dx, accumulate, s);
-  ops.linear_backward_input(dup, w["mlp.up_proj.weight"], dx, true, s);
+  input_gradients(call, x, b, a, dx, accumulate);
+}
+
+/// Gradients of what gate and up project, from those of their results.
+void DenseMlp::input_gradients(const BlockBackward& call, TensorView x, const MlpBuffers& b, const AdapterBuffers& a,
+                               TensorView dx, bool accumulate) const {
+  const WeightsGuard& w = call.weights;
+  const GradientsGuard& g = call.gradients;
+  const TensorView gate_gradient = g["mlp.gate_proj.weight"], up_gradient = g["mlp.up_proj.weight"];
+  const LinearGradient dgate = linear_gradient(call, b.gate, 0), dup = linear_gradient(call, b.up, 1);
+  const LinearInput input = linear_input(call, x, gate_gradient || up_gradient);
+  add_linear_gradients(call, dgate, input, gate_gradient, bias_of(biased_, g, "mlp.gate_proj.bias"));
+  add_linear_gradients(call, dup, input, up_gradient, bias_of(biased_, g, "mlp.up_proj.bias"));
+  adapters_.parameter_gradients(call, "mlp.gate_proj", b.gate, x, a);
+  adapters_.parameter_gradients(call, "mlp.up_proj", b.up, x, a);
+  linear_backward_input(call, dgate, w["mlp.gate_proj.weight"], dx, accumulate);
+  linear_backward_input(call, dup, w["mlp.up_proj.weight"], dx, true);
   adapters_.input_gradient(call, "mlp.gate_proj", dx, a);
   adapters_.input_gradient(call, "mlp.up_proj", dx, a);
 }

@@ -42,8 +42,12 @@ void check(const ModelConfig& config, const RunShape& shape) {
   if (shape.offload_inputs && shape.recomputed_blocks < config.layers) {
     throw MisuseError("block inputs are offloaded only where all blocks are computed again");
   }
+  if (shape.fp8 && shape.cached > 0) throw MisuseError("eight-bit products over a cache");
   if (shape.compute == DType::i32) throw MisuseError("the compute type of a transformer is i32");
   if (shape.preference_beta > 0.0F && shape.batch % 2 != 0) throw MisuseError("an odd number of sequences in pairs");
+  if (shape.reference_in_step && (!shape.training || shape.preference_beta == 0.0F || !config.lora)) {
+    throw MisuseError("a reference in the step of what has no preferences, or no adapters");
+  }
   if (shape.cached == 0) return;
   if (shape.cached < 0 || shape.cached > config.positions || shape.training || shape.packed) {
     throw MisuseError(fmt::format("a cache of {} positions", shape.cached),
@@ -87,8 +91,19 @@ OpsNeeds needs_of(const ModelConfig& config, const RunShape& shape, const OpsRul
   WorkspaceNeeds needs = workspace_needs(config, shape);
   const std::size_t ends = ops.workspace_bytes(needs);
   needs.vocabulary = 1;
-  return {.block_scratch = ops.workspace_bytes(needs), .ends_scratch = ends, .repeats_gelu = ops.repeats_gelu()};
+  return {.block_scratch = ops.workspace_bytes(needs),
+          .ends_scratch = ends,
+          .repeats_gelu = ops.repeats_gelu(),
+          .fp8 = fp8_sizes(config, shape, ops)};
 }
+
+/// A part's tokens: which of the pass, and where they lie in a layer's cache.
+struct PartOfPass {
+  std::int64_t first, end;
+  CachedCall call;
+  TensorView rows(TensorView pass) const { return pass.rows(first, end); }
+  RecordsView records() const { return call.tokens.records; }
+};
 
 }  // namespace
 
@@ -106,6 +121,7 @@ struct Transformer::Impl {
   std::int64_t token_count;
   int head_layer;
   std::size_t first_kept;  ///< this block and those after it have buffers of their own, for each micro-batch
+  Device* device = nullptr;
   Ops* ops = nullptr;
   Activations buffers;
   std::optional<InputStore> inputs;  ///< from bind to unbind
@@ -121,9 +137,11 @@ struct Transformer::Impl {
   void lend(const TensorView& scratch) { ops->bind_workspace(scratch.data, scratch.bytes()); }
   /// Embedding and all blocks with `n` micro-batches; leaves the head's inputs in the store and the ops with the head's
   /// scratch. Scratch is lent anew with each part, also because another model may have lent its own in between. `keep`:
-  /// every layer's inputs stay, for backward.
+  /// every layer's inputs stay, for backward. Where the reference is computed too, its forward comes before that of the
+  /// model, whose buffers it uses, and in each micro-batch's `normed`, which is not needed before the head.
   void forward(ParameterAccess& parameters, std::size_t n, bool keep, StreamView stream);
-  void embed(ParameterAccess& parameters, std::size_t n, StreamView stream);
+  void embed(ParameterAccess& parameters, std::size_t n, bool keep, StreamView stream);
+  bool has_reference(bool keep) const { return keep && shape.reference_in_step; }
   TensorView head_input() const { return inputs->in_forward(static_cast<std::size_t>(config.layers), 0); }
   /// Scales x in place; does nothing where the factor is 1.
   void scale(TensorView x, double factor, StreamView stream) {
@@ -138,12 +156,15 @@ struct Transformer::Impl {
   void head_step(ParameterAccess& parameters, std::size_t n, float gradient_scale, StreamView stream);
   void head_loss(const WeightsGuard& head, const GradientsGuard& gradients, const MicroBatch& batch, TensorView x,
                  float gradient_scale, StreamView stream);
+  const Fp8Buffers* fp8() const { return buffers.fp8 ? &*buffers.fp8 : nullptr; }
   bool table_last() const { return makes_table_last(config, shape); }
   /// The loss of a micro-batch from the normalised input of the head, and the gradients that are asked for.
   void loss(const MicroBatch& batch, TensorView x, TensorView weight, float gradient_scale, TensorView dx,
             TensorView dweight, StreamView stream);
-  /// The losses of a micro-batch alone, and with preferences those of its pairs and the factors that `loss` takes.
-  void losses(const MicroBatch& batch, TensorView x, TensorView weight, StreamView stream);
+  /// Log-probabilities of a micro-batch under the reference, from its forward's result in `normed`.
+  void reference_scores(const WeightsGuard& head, const MicroBatch& batch, StreamView stream);
+  /// The losses of a micro-batch alone, and with a beta those of its pairs and the factors that `loss` takes.
+  void losses(const MicroBatch& batch, TensorView x, TensorView weight, float beta, StreamView stream);
   void normalize_backward(const WeightsGuard& head, const GradientsGuard& gradients, TensorView x, TensorView dx,
                           StreamView stream);
   void backward(ParameterAccess& parameters, std::size_t n, float gradient_scale, StreamView stream);
@@ -155,13 +176,6 @@ struct Transformer::Impl {
     return index < first_kept ? 0 : (index - first_kept) * n + micro;
   }
   TensorView decode(ParameterAccess& parameters, std::span<const CachedPart> parts, StreamView stream);
-  /// A part's tokens: which of the pass, and where they lie in a layer's cache.
-  struct PartOfPass {
-    std::int64_t first, end;
-    CachedCall call;
-    TensorView rows(TensorView pass) const { return pass.rows(first, end); }
-    RecordsView records() const { return call.tokens.records; }
-  };
   std::vector<PartOfPass> parts_of_pass(std::span<const CachedPart> parts) const;
   TensorView decoded_logits(const WeightsGuard& head, std::span<const PartOfPass> parts, StreamView stream);
   std::int64_t decoded_positions = 0;
@@ -177,32 +191,44 @@ void Transformer::Impl::check_ready(bool needs_training) const {
   if (needs_training && !shape.training) throw MisuseError("transformer of a forward-only shape asked to train");
 }
 
-void Transformer::Impl::embed(ParameterAccess& parameters, std::size_t n, StreamView stream) {
+void Transformer::Impl::embed(ParameterAccess& parameters, std::size_t n, bool keep, StreamView stream) {
   lend(buffers.ends_scratch);
   const WeightsGuard weights = parameters.fetch(0, stream);
   const TensorView positions = config.family == Family::gpt2 ? weights["positions"] : TensorView{};
   for (std::size_t micro = 0; micro < n; ++micro) {
     const TensorView out = inputs->begin_write(0, micro, stream);
     const MicroBatch& batch = buffers.micro[micro];
-    ops->embedding(flat(batch.tokens), weights["tokens"], positions, {shape.sequence, batch.records()}, out, stream);
-    scale(out, config.embedding_factor, stream);
+    const auto embed_into = [&](TensorView x) {
+      ops->embedding(flat(batch.tokens), weights["tokens"], positions, {shape.sequence, batch.records()}, x, stream);
+      scale(x, config.embedding_factor, stream);
+    };
+    embed_into(out);
     inputs->end_write(0, micro, stream);
+    if (has_reference(keep)) embed_into(batch.normed);
   }
 }
 
 void Transformer::Impl::forward(ParameterAccess& parameters, std::size_t n, bool keep, StreamView stream) {
   inputs->begin_pass(n, keep, stream);
-  embed(parameters, n, stream);
+  embed(parameters, n, keep, stream);
   lend(buffers.block_scratch);
   const auto layers = static_cast<std::size_t>(config.layers);
   for (std::size_t i = 0; i < layers; ++i) {
     const WeightsGuard weights = parameters.fetch(static_cast<int>(i) + 1, stream);
     for (std::size_t micro = 0; micro < n; ++micro) {
       const TensorView x = inputs->in_forward(i, micro), y = inputs->begin_write(i + 1, micro, stream);
-      const RecordsView records = buffers.micro[micro].records();
-      const std::uint64_t* const draw = keep ? &buffers.micro[micro].draw : nullptr;
-      buffers.block->forward({*ops, stream, weights, static_cast<std::int64_t>(i), records, x, y, nullptr, draw},
-                             keep ? slot(i, micro, n) : 0);
+      const MicroBatch& batch = buffers.micro[micro];
+      const std::size_t kept = keep ? slot(i, micro, n) : 0;
+      BlockForward call{*ops, stream, weights, static_cast<std::int64_t>(i), batch.records(), x, y};
+      call.fp8 = fp8();
+      if (has_reference(keep)) {
+        BlockForward first = call;
+        first.x = first.y = batch.normed;
+        first.of_reference = true;
+        buffers.block->forward(first, kept);
+      }
+      if (keep) call.draw = &batch.draw;
+      buffers.block->forward(call, kept);
       inputs->end_write(i + 1, micro, stream);
     }
   }
@@ -235,9 +261,10 @@ void Transformer::Impl::normalize_backward(const WeightsGuard& head, const Gradi
 
 void Transformer::Impl::head_loss(const WeightsGuard& head, const GradientsGuard& gradients, const MicroBatch& batch,
                                   TensorView x, float gradient_scale, StreamView stream) {
+  if (shape.reference_in_step) reference_scores(head, batch, stream);
   const TensorView normed = table_last() ? batch.head_input : batch.normed;
   normalize(head, x, normed, stream);
-  if (shape.preference_beta > 0.0F) losses(batch, normed, head["lm_head"], stream);
+  if (shape.preference_beta > 0.0F) losses(batch, normed, head["lm_head"], shape.preference_beta, stream);
   loss(batch, normed, head["lm_head"], gradient_scale, buffers.dnormed,
        table_last() ? TensorView{} : gradients["lm_head"], stream);
   // Whatever its values were, they have served: from here on it is the gradient that runs backward.
@@ -262,7 +289,8 @@ void Transformer::Impl::loss(const MicroBatch& batch, TensorView x, TensorView w
   ops->head_loss(head, stream);
 }
 
-void Transformer::Impl::losses(const MicroBatch& batch, TensorView x, TensorView weight, StreamView stream) {
+void Transformer::Impl::losses(const MicroBatch& batch, TensorView x, TensorView weight, float beta,
+                               StreamView stream) {
   ops->head_loss({.x = x,
                   .weight = weight,
                   .targets = flat(batch.targets),
@@ -271,13 +299,24 @@ void Transformer::Impl::losses(const MicroBatch& batch, TensorView x, TensorView
                   .dx = {},
                   .dweight = {}},
                  stream);
-  if (shape.preference_beta == 0.0F) return;
+  if (beta == 0.0F) return;
   ops->preference_loss({.losses = batch.losses.reshaped({shape.batch, shape.sequence}),
                         .reference = batch.reference,
-                        .beta = shape.preference_beta,
+                        .beta = beta,
                         .sequence_factors = batch.factors,
                         .pairs = batch.pairs},
                        stream);
+}
+
+/// A reward with a beta of 1, over a reference of 0, is the log-probability itself.
+void Transformer::Impl::reference_scores(const WeightsGuard& head, const MicroBatch& batch, StreamView stream) {
+  normalize(head, batch.normed, buffers.dnormed, stream);
+  device->fill_zero(batch.reference.data, batch.reference.bytes(), stream);
+  losses(batch, buffers.dnormed, head["lm_head"], 1.0F, stream);
+  auto *const scores = batch.reference.as<float>(), *const pairs = batch.pairs.as<float>();
+  for (std::int64_t i = 0; i < shape.batch; i += 2) {
+    device->copy(scores + i, pairs + 3 * (i / 2) + 1, 2 * sizeof(float), CopyKind::device_to_device, stream);
+  }
 }
 
 void Transformer::Impl::head_step(ParameterAccess& parameters, std::size_t n, float gradient_scale, StreamView stream) {
@@ -301,15 +340,15 @@ void Transformer::Impl::backward_block(ParameterAccess& parameters, std::size_t 
     const TensorView x = inputs->begin_read(index, micro, stream);
     const std::size_t kept = slot(index, micro, n);
     const MicroBatch& batch = buffers.micro[micro];
-    const BlockForward again{*ops, stream, weights, layer - 1, batch.records(), x, {}, nullptr, &batch.draw};
+    const BlockForward again{*ops, stream, weights, layer - 1, batch.records(), x, {}, nullptr, &batch.draw, fp8()};
     if (index < first_kept) {
       buffers.block->forward(again, kept);
     } else if (keeps_selectively(config, shape)) {
       buffers.block->complete(again, kept);
     }
     GradientsGuard gradients = parameters.gradients(layer, stream);
-    buffers.block->backward({*ops, stream, weights, gradients, layer - 1, batch.records(), x, batch.normed, batch.draw},
-                            kept);
+    buffers.block->backward(
+        {*ops, stream, weights, gradients, layer - 1, batch.records(), x, batch.normed, batch.draw, fp8()}, kept);
     inputs->end_read(index, micro, stream);
     if (micro + 1 == n) weights = {};  // lets the weights go before the commit, as in head_step
     gradients.commit(stream);
@@ -347,7 +386,7 @@ void Transformer::Impl::backward(ParameterAccess& parameters, std::size_t n, flo
   backward_embedding(parameters, n, gradient_scale, stream);
 }
 
-std::vector<Transformer::Impl::PartOfPass> Transformer::Impl::parts_of_pass(std::span<const CachedPart> parts) const {
+std::vector<PartOfPass> Transformer::Impl::parts_of_pass(std::span<const CachedPart> parts) const {
   const MicroBatch& batch = buffers.micro.front();
   std::vector<PartOfPass> made;
   std::int64_t at = 0, logit_rows = 0;
@@ -454,12 +493,19 @@ void Transformer::bind(Device& device, Arena& arena, StreamView stream) {
   m.buffers = take_activations(m.config, m.shape, needs_of(m.config, m.shape, device.ops()), rows);
   m.inputs.emplace(device, m.buffers.inputs, static_cast<std::size_t>(m.config.layers),
                    static_cast<std::size_t>(m.shape.micro_batches));
+  m.device = &device;
   m.ops = &device.ops();
   m.buffers.block->write_tables(device, stream);
 }
 
+void Transformer::compute_with(Ops& ops) {
+  if (impl_->ops == nullptr) throw MisuseError("transformer used before bind");
+  impl_->ops = &ops;
+}
+
 void Transformer::unbind() noexcept {
   impl_->inputs.reset();
+  impl_->device = nullptr;
   impl_->ops = nullptr;
 }
 
@@ -500,7 +546,7 @@ void Transformer::evaluate(ParameterAccess& parameters, StreamView stream) {
   const MicroBatch& batch = m.buffers.micro.front();
   const WeightsGuard weights = parameters.fetch(m.head_layer, stream);
   m.normalize(weights, m.head_input(), batch.normed, stream);
-  m.losses(batch, batch.normed, weights["lm_head"], stream);
+  m.losses(batch, batch.normed, weights["lm_head"], m.shape.preference_beta, stream);
 }
 
 TensorView Transformer::decode(ParameterAccess& parameters, std::span<const CachedPart> parts, StreamView stream) {

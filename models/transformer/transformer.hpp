@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -51,7 +52,8 @@ struct HfTensor {
 bool is_adapter(const Parameter& parameter) noexcept;
 /// Number of tensors that a parameter consists of, each an equal part of it: one, unless it is of experts.
 std::int64_t hf_tensor_count(const Parameter& parameter) noexcept;
-/// Tensor `index` of a parameter, in their order.
+/// Tensor `index` of a parameter of the model itself, in their order; throws MisuseError on one of an adapter, of which
+/// adapter_tensors() tells.
 HfTensor hf_tensor_of(const ModelConfig& config, const Parameter& parameter, std::int64_t index = 0);
 
 /// Writes the initial values of elements [first, first + values.size()) of one parameter: normal(0, initializer_range),
@@ -65,6 +67,13 @@ void initialize_parameter(const ModelConfig& config, const Parameter& parameter,
 /// overflows 64 bits.
 constexpr std::int64_t max_tokens = std::int64_t{1} << 24;
 
+/// Products of linear layers whose inputs and weights are e4m3.
+struct Fp8Products {
+  Fp8Format gradients = Fp8Format::e4m3;  ///< format of the gradients of their outputs
+  Fp8Accumulation accumulation = Fp8Accumulation::full;
+  bool operator==(const Fp8Products&) const = default;
+};
+
 /// The shapes of one run; all memory is booked from them.
 struct RunShape {
   std::int64_t batch = 1;     ///< B, sequences of a micro-batch
@@ -72,6 +81,7 @@ struct RunShape {
   /// Micro-batches kept at once: those that one call of `train` takes through each layer.
   std::int64_t micro_batches = 1;
   DType compute = DType::f32;          ///< type of activations
+  std::optional<Fp8Products> fp8{};    ///< how linear layers of blocks multiply; none: factors as they are
   std::int64_t recomputed_blocks = 0;  ///< the first so many keep only their input: forward runs again in backward
   bool selective = false;       ///< the others keep what products and attention made: norms and activations run again
   bool training = true;         ///< false: forward only, nothing is kept
@@ -80,6 +90,9 @@ struct RunShape {
   /// Beta of direct preference optimization, whose loss is of pairs of sequences as PreferenceLoss has it: B is even.
   /// 0: the loss is of each target.
   float preference_beta = 0.0F;
+  /// `train` computes the log-probabilities under the reference too, which is the model without its adapters: forward
+  /// runs twice over the weights of each layer. It takes no memory of its own.
+  bool reference_in_step = false;
   /// Positions of each of B rows of a cache of keys and values, for `decode` and nothing else, which takes at most T
   /// tokens of a sequence at once; 0: no cache.
   std::int64_t cached = 0;
@@ -140,6 +153,9 @@ class Transformer {
   /// the pinned rows, writes constant tables through `stream`, lends the workspace to the device's ops. Blocks
   /// until done. `device` must outlive the model.
   void bind(Device& device, Arena& arena, StreamView stream);
+  /// Computes with `ops`, which are of the same device, from now until `unbind`: they may watch each call and pass it
+  /// on. They must outlive the model's use. Needs `bind` before, throws MisuseError.
+  void compute_with(Ops& ops);
   /// Releases the memory that bind took; blocks until copies of its own are done. Call before the arena's memory goes.
   void unbind() noexcept;
 
@@ -163,7 +179,8 @@ class Transformer {
   /// (B T) f32 on the device: loss of each target after `train` or `evaluate`.
   TensorView losses(std::int64_t micro = 0) const;
   /// Device buffers of a shape of preferences, else empty: log-probabilities of the sequences under the reference, (B)
-  /// f32, which the caller fills as tokens; PreferenceLoss::pairs, (B / 2, 3) f32, after `train` or `evaluate`.
+  /// f32, which the caller fills as tokens, or with reference_in_step `train` itself; PreferenceLoss::pairs, (B / 2, 3)
+  /// f32, after `train` or `evaluate`.
   TensorView reference(std::int64_t micro = 0) const;
   TensorView pairs(std::int64_t micro = 0) const;
 

@@ -109,6 +109,7 @@ void OffloadEngine::set_missed_updates(const Parameter& parameter, std::int64_t 
 void OffloadEngine::begin_load() { impl_->state.begin_load("load"); }
 void OffloadEngine::adopt(const Plan& plan) { impl_->state.adopt(plan); }
 OffloadEngine::SaveScope OffloadEngine::begin_save() { return SaveScope(impl_->state.begin_save()); }
+std::string OffloadEngine::code_hash(const Parameter& parameter) const { return impl_->state.code_hash(parameter); }
 std::string OffloadEngine::state_digest() { return impl_->state.digest(); }
 Device& OffloadEngine::device() const noexcept { return impl_->parts.device; }
 Group* OffloadEngine::group() const noexcept { return impl_->parts.group; }

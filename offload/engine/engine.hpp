@@ -270,6 +270,9 @@ class OffloadEngine final : public ParameterAccess {
   /// reserved_host_memory, nothing spare, and PlanningFacts whose `host_available` and `pinned_per_page_table` are 0,
   /// as all of it is taken.
   void adopt(const Plan& plan);
+  /// Hash of a coded parameter's codes and scales as the digest has it, 32 hexadecimal digits. Throws MisuseError where
+  /// the parameter is not coded, or not all of it has been written.
+  std::string code_hash(const Parameter& parameter) const;
   /// Digest of the state: 32 hexadecimal digits, see docs/state-digest.md. Blocks; waits for updates. Not inside a
   /// step. Throws TrainingError where the state is not that of a whole step.
   std::string state_digest();

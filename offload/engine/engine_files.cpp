@@ -1,7 +1,6 @@
 // Saving and loading of an engine's state: here, because the engine itself knows no files.
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <cstdint>
 #include <exception>
 #include <memory>
@@ -17,40 +16,6 @@
 
 namespace tandem {
 namespace {
-
-/// The reads of a save, in the order of a checkpoint. Every rank of a group makes them, whichever writes what they
-/// give.
-class SaveReads {
- public:
-  SaveReads(OffloadEngine::SaveScope& scope, const ParameterLayout& layout, Optimizer optimizer)
-      : read_(state_reader(scope, layout)), parameters_(layout.owned_parameters()), optimizer_(optimizer) {}
-
-  std::span<const float> read(std::size_t index, StateArray array, std::int64_t first, std::span<float> buffer) {
-    ++made_;
-    return read_(index, array, first, buffer);
-  }
-
-  /// Makes the remaining reads, which only other ranks need.
-  void make_rest(std::span<float> buffer) {
-    const std::int64_t already = made_;
-    std::int64_t passed = 0;
-    for (std::size_t i = 0; i < parameters_.size(); ++i) {
-      for (const StateArray array : arrays_of(parameters_[i]->options.trainable, optimizer_)) {
-        const std::int64_t count = parameters_[i]->count, piece = std::ssize(buffer);
-        for (std::int64_t first = 0; first < count; first += piece) {
-          if (passed++ < already) continue;
-          read(i, array, first, buffer.first(static_cast<std::size_t>(std::min(piece, count - first))));
-        }
-      }
-    }
-  }
-
- private:
-  StateReader read_;
-  std::vector<const Parameter*> parameters_;
-  Optimizer optimizer_;
-  std::int64_t made_ = 0;
-};
 
 /// The path that rank 0 has written; empty where it could not.
 std::filesystem::path broadcast_path(Group& group, const std::filesystem::path& written) {
@@ -75,7 +40,7 @@ std::filesystem::path OffloadEngine::save(const std::filesystem::path& directory
   manifest.parameters = checkpoint_parameters(*this);
   std::vector<float> buffer(save_buffer_values(layout()));
   SaveScope scope = begin_save();
-  SaveReads reads(scope, layout(), manifest.optimizer);
+  SaveReads reads(state_reader(scope, layout()), layout(), manifest.optimizer);
   CheckpointContent content;
   content.manifest = &manifest;
   content.read = [&](std::size_t index, StateArray array, std::int64_t first, std::span<float> values) {

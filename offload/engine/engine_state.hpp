@@ -33,6 +33,7 @@ class EngineState {
   void set_missed_updates(const Parameter& parameter, std::int64_t updates);
   void adopt(const Plan& plan);
   std::shared_ptr<SaveReader> begin_save();
+  std::string code_hash(const Parameter& parameter) const { return parts_.access.code_hash(parameter); }
   std::string digest();
   /// Begins a load: until `set_step`, the state is not that of a whole step. `what`: the call that begins it, for
   /// messages.

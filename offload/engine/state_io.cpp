@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "core/base/error.hpp"
 #include "core/host/mapped_memory.hpp"
@@ -68,13 +69,14 @@ std::size_t save_buffer_values(const ParameterLayout& layout) {
   return std::min(piece, largest_parameter(layout));
 }
 
-StateOfSave::StateOfSave(std::span<OffloadEngine* const> engines) : layout_(engines.front()->layout()) {
+StateOfSave::StateOfSave(std::span<OffloadEngine* const> engines)
+    : layout_(engines.front()->layout()), ranks_(engines.front()->plan().rank.count) {
   for (OffloadEngine* engine : engines) scopes_.push_back(engine->begin_save());
 }
 
 void StateOfSave::read(const Parameter& parameter, StateArray array, std::int64_t first, std::span<float> values) {
-  const int ranks = static_cast<int>(scopes_.size());
-  for (const OwnedPart& part : parts_of(layout_, parameter, first, std::ssize(values), ranks)) {
+  if (std::ssize(scopes_) < ranks_) return scopes_.front().read(parameter, array, first, values);
+  for (const OwnedPart& part : parts_of(layout_, parameter, first, std::ssize(values), ranks_)) {
     const auto at = static_cast<std::size_t>(part.first - first);
     scopes_[static_cast<std::size_t>(part.rank)].read_own(parameter, array, part.first,
                                                           values.subspan(at, static_cast<std::size_t>(part.count)));
@@ -84,6 +86,29 @@ void StateOfSave::read(const Parameter& parameter, StateArray array, std::int64_
 StateReader state_reader(StateOfSave& state, const ParameterLayout& layout) { return reader_of(state, layout); }
 StateReader state_reader(OffloadEngine::SaveScope& scope, const ParameterLayout& layout) {
   return reader_of(scope, layout);
+}
+
+SaveReads::SaveReads(StateReader read, const ParameterLayout& layout, Optimizer optimizer, SavedState saved)
+    : read_(std::move(read)), parameters_(layout.owned_parameters()), optimizer_(optimizer), saved_(saved) {}
+
+std::span<const float> SaveReads::read(std::size_t index, StateArray array, std::int64_t first,
+                                       std::span<float> buffer) {
+  ++made_;
+  return read_(index, array, first, buffer);
+}
+
+void SaveReads::make_rest(std::span<float> buffer) {
+  const std::int64_t already = made_, piece = std::ssize(buffer);
+  std::int64_t passed = 0;
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    for (const StateArray array : saved_arrays(*parameters_[i], optimizer_, saved_)) {
+      const std::int64_t count = parameters_[i]->count;
+      for (std::int64_t first = 0; first < count; first += piece) {
+        if (passed++ < already) continue;
+        read(i, array, first, buffer.first(static_cast<std::size_t>(std::min(piece, count - first))));
+      }
+    }
+  }
 }
 
 std::size_t StateCopy::bytes(const ParameterLayout& layout, Optimizer optimizer, SavedState saved) {

@@ -20,16 +20,18 @@ std::vector<CheckpointParameter> checkpoint_parameters(const ParameterLayout& la
 /// Parameters of an engine, with the updates that each has missed. Not inside a step.
 std::vector<CheckpointParameter> checkpoint_parameters(const OffloadEngine& engine);
 
-/// The state of a save: of an engine, or of all of a group, which are in this process.
+/// The state of a save: of an engine, or of all of a group.
 class StateOfSave {
  public:
-  /// Begins a save of each engine, rank by rank, as OffloadEngine::begin_save; all must outlive it.
+  /// Begins a save of each engine, rank by rank, as OffloadEngine::begin_save; all must outlive it. One engine of a
+  /// group whose others are in other processes: these begin the same save, and make the same reads.
   explicit StateOfSave(std::span<OffloadEngine* const> engines);
-  /// Reads as OffloadEngine::SaveScope::read.
+  /// Reads as OffloadEngine::SaveScope::read. Where ranks are in other processes, a call of all of them.
   void read(const Parameter& parameter, StateArray array, std::int64_t first, std::span<float> values);
 
  private:
   const ParameterLayout& layout_;
+  const int ranks_;
   std::vector<OffloadEngine::SaveScope> scopes_;
 };
 
@@ -64,6 +66,25 @@ class StateCopy {
 StateReader state_reader(StateOfSave& state, const ParameterLayout& layout);
 /// Reads the state of a save through one engine's scope.
 StateReader state_reader(OffloadEngine::SaveScope& scope, const ParameterLayout& layout);
+
+/// The reads of a save in the order of a checkpoint, of a group whose ranks are in several processes: each makes all of
+/// them, whichever writes what they give.
+class SaveReads {
+ public:
+  /// `layout` must outlive it, and what `read` refers to.
+  SaveReads(StateReader read, const ParameterLayout& layout, Optimizer optimizer, SavedState saved = SavedState::all);
+  /// The next read, of a writer.
+  std::span<const float> read(std::size_t index, StateArray array, std::int64_t first, std::span<float> buffer);
+  /// Makes the reads that are left, which only other ranks need, into `buffer`, of the writer's size.
+  void make_rest(std::span<float> buffer);
+
+ private:
+  StateReader read_;
+  std::vector<const Parameter*> parameters_;
+  Optimizer optimizer_;
+  SavedState saved_;
+  std::int64_t made_ = 0;
+};
 
 /// Digest of the state of an engine, or of all of a group, whose frozen parameters have these hashes, by full name.
 /// Blocks. Throws std::out_of_range where one is missing.

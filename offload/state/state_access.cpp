@@ -314,6 +314,12 @@ void StateAccess::add_coded(StateDigest& digest, const Parameter& parameter) con
   digest.end_parameter(0);
 }
 
+std::string StateAccess::code_hash(const Parameter& parameter) const {
+  StateDigest digest;
+  add_coded(digest, parameter);
+  return digest.parameter_hash();
+}
+
 /// Digest of the state on `threads`, or on this thread where that is null.
 std::string StateAccess::digest(std::span<const std::int64_t> missed, const Reader& read, Parallel* threads) const {
   StateDigest digest;

@@ -38,6 +38,8 @@ class StateAccess {
   void write(const Parameter& parameter, StateArray array, std::int64_t first, std::span<const float> values) const;
   /// Sink for the stored form of a coded parameter.
   CodeSink& write_codes(const Parameter& parameter) { return coded_.begin(parameter); }
+  /// Hash of a coded parameter by which the digest has it. Throws MisuseError as CodedWeights::hash.
+  std::string code_hash(const Parameter& parameter) const;
   /// Reads a range of one array of a parameter, as `read` does.
   using Reader = std::function<void(const Parameter&, StateArray, std::int64_t first, std::span<float>)>;
   /// Digest of the state, see docs/state-digest.md. `missed`: updates that each owned parameter has missed; empty:

@@ -157,7 +157,8 @@ std::vector<LayerWork> matrix_work(const ParameterLayout& layout, double tokens,
 
 std::vector<LayerSeconds> compute_seconds(const MachineProfile& p, std::span<const LayerWork> work) {
   const auto seconds = [&](const PassWork& w) {
-    return w.matmul_flops / p.matmul.value + w.attention_flops / p.attention.value +
+    const double fp8 = p.products_fp8.known() ? p.products_fp8.value : p.matmul.value;
+    return w.matmul_flops / p.matmul.value + w.fp8_flops / fp8 + w.attention_flops / p.attention.value +
            w.memory_bytes / p.device_bandwidth.value + w.kernels * p.launch.value;
   };
   std::vector<LayerSeconds> result;

@@ -30,6 +30,8 @@ const std::vector<ProfileField>& profile_fields() {
       {"device", "threads", "1", "cores of the host that its kernels take (0: it has its own)", &P::device_threads, 0,
        4096, false},
       {"device", "matmul", "FLOP/s", "matrix products at the shapes of layers", &P::matmul, 1e8, 20 * peta},
+      {"device", "products_fp8", "FLOP/s", "matrix products of eight-bit factors", &P::products_fp8, 1e8, 40 * peta,
+       false},
       {"device", "attention", "FLOP/s", "attention, forward and backward", &P::attention, 1e7, 20 * peta},
       {"device", "bandwidth", "B/s", "its own memory, in memory-bound kernels", &P::device_bandwidth, 1e8, 100 * tera},
       {"device", "update", "parameters/s", "AdamW on the device", &P::device_update, 1e6, 10 * tera},
@@ -194,8 +196,8 @@ MachineProfile shared_by(MachineProfile p, int devices) {
   if (devices == 1) return p;  // a profile may say itself how many there are
   p.devices.value = devices;
   if (p.device_kind != "host") return p;
-  for (Figure* figure : {&p.matmul, &p.attention, &p.device_bandwidth, &p.device_update, &p.device_bf16_moments,
-                         &p.device_byte_moments}) {
+  for (Figure* figure : {&p.matmul, &p.products_fp8, &p.attention, &p.device_bandwidth, &p.device_update,
+                         &p.device_bf16_moments, &p.device_byte_moments}) {
     figure->value /= devices;
   }
   return p;

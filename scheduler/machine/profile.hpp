@@ -45,6 +45,7 @@ struct MachineProfile {
   Figure device_memory;        ///< bytes
   Figure device_threads;       ///< cores that the device's kernels take; only a device made of the host's cores has any
   Figure matmul;               ///< FLOP/s of matrix products at the shapes of layers
+  Figure products_fp8;         ///< FLOP/s of products of eight-bit factors, without quantizing; may be unknown
   Figure attention;            ///< FLOP/s of attention
   Figure device_bandwidth;     ///< bytes/s of the device's own memory, in memory-bound kernels
   Figure device_update;        ///< parameters/s of AdamW on the device, fp32 state

@@ -12,7 +12,7 @@ import time
 from program import PROGRAM, SMALL, ProgramTest, main
 
 SUMMARY_KEYS = {"model", "parameters", "lora", "base_format",
-                "device", "ranks", "policy", "steps", "ended_by", "tokens", "first_loss", "final_loss", "eval_loss",
+                "device", "ranks", "processes", "policy", "steps", "ended_by", "tokens", "first_loss", "final_loss", "eval_loss",
                 "tokens_per_second", "step_seconds", "phase_seconds", "planned_device_bytes", "peak_device_bytes", "micro_batches",
                 "planned_host_bytes", "peak_host_bytes", "planned_file_bytes", "updated_parameters", "bytes", "skipped_steps",
                 "speculated_parameters", "confirmed_steps", "rolled_back_steps",

@@ -65,7 +65,7 @@ class Flags(ProgramTest):
                             ("--device-memory", "lots"), ("--link-bandwidth", "5"), ("--link-bandwidth", "0.4B/s"), ("--lr-schedule", "zigzag"),
                             ("--recompute", "some"), ("--recompute", "block:"), ("--recompute", "block:-1"),
                             ("--recompute", "block:2x"), ("--recompute", "block:5"), ("--recompute", "block:5,selective"),
-                            ("--recompute", "block:2,select"), ("--recompute", "selective:2"), ("--state", "half"), ("--compute", "fp8"),
+                            ("--recompute", "block:2,select"), ("--recompute", "selective:2"), ("--state", "half"), ("--compute", "fp16"),
                             ("--freeze", "("), ("--seed", "-1"), ("--subgroup-size", "0"),
                             ("--prefetch-layers", "0"), ("--resident-layers", "-2"), ("--token-dtype", "int7"),
                             ("--on-nonfinite", "pray"), ("--keep", "-1"), ("--on-save-failure", "pray"),

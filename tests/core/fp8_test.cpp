@@ -9,6 +9,8 @@
 #include <limits>
 #include <vector>
 
+#include "core/numerics/fp8_scale.hpp"
+
 namespace tandem {
 namespace {
 
@@ -97,6 +99,60 @@ TYPED_TEST(Fp8, TiesAndTheirNeighboursRoundAsTheyShould) {
   for (const float x : {most, -most, least, -least, 0.0F, -0.0F}) {
     ASSERT_NO_FATAL_FAILURE(expect_code<TypeParam>(x));
   }
+}
+
+/// x / 2^e rounded to the nearest code, by arithmetic in double.
+template <class Format>
+std::uint32_t code_by_arithmetic(double x, int e) {
+  const double size = std::ldexp(std::abs(x), -e);
+  const int least = 1 - Format::bias;
+  const int power = size > 0.0 ? std::max(std::ilogb(size), least) : least;
+  const double steps = std::nearbyint(std::ldexp(size, Format::fraction - power));
+  // Steps beyond the binade carry into the exponent by themselves.
+  const std::uint32_t above = static_cast<std::uint32_t>(power - least) << Format::fraction;
+  const double code = std::min(above + steps, static_cast<double>(Format::largest));
+  return static_cast<std::uint32_t>(code) | (std::signbit(x) ? 0x80u : 0u);
+}
+
+/// All of bf16 under every 9th scale, as far as a scale is ever used: up to four times beyond the largest number.
+TYPED_TEST(Fp8, EveryBf16UnderScalesRoundsToTheNearestCode) {
+  const int most = 127 - TypeParam::largest_exponent;
+  for (int e = numerics::fp8_least_exponent; e <= most; e += 9) {
+    for (std::uint32_t bits = 0; bits < 0x7f80u; ++bits) {
+      const bf16 x{static_cast<std::uint16_t>(bits | static_cast<std::uint32_t>(e & 1) << 15)};
+      const double value = static_cast<double>(numerics::bf16_to_float(x));
+      if (std::abs(value) > std::ldexp(4 * defined<TypeParam>(TypeParam::largest), e)) break;
+      const std::uint32_t code = numerics::to_scaled_fp8<TypeParam>(numerics::bf16_to_float(x), e);
+      ASSERT_EQ(code, code_by_arithmetic<TypeParam>(value, e)) << bits << " under 2^" << e;
+      const double back =
+          static_cast<double>(numerics::bf16_to_float(numerics::scaled_fp8_to_bf16<TypeParam>(code, e)));
+      ASSERT_EQ(back, std::ldexp(static_cast<double>(numerics::fp8_to_float<TypeParam>(code)), e)) << bits;
+    }
+  }
+}
+
+/// The least power of two under which nothing is beyond the largest number, within the bounds of exponents.
+TYPED_TEST(Fp8, TheScaleIsTheLeastThatHoldsTheLargestElement) {
+  const double largest = defined<TypeParam>(TypeParam::largest);
+  const int most = 127 - TypeParam::largest_exponent;
+  for (std::uint32_t bits = 0; bits < numerics::fp8_not_finite; bits += 0x3fff) {  // with those around three quarters
+    const double x = static_cast<double>(bits_float(bits));
+    const int e = numerics::fp8_exponent<TypeParam>(bits);
+    ASSERT_GE(e, numerics::fp8_least_exponent);
+    ASSERT_LE(e, most);
+    if (e > numerics::fp8_least_exponent) {
+      ASSERT_GT(x, std::ldexp(largest, e - 1)) << bits;
+    }
+    if (e < most) {
+      ASSERT_LE(x, std::ldexp(largest, e)) << bits;
+    }
+  }
+  for (const std::uint32_t bits : {0x3f5fffffu, 0x3f600000u, 0x3f600001u}) {
+    EXPECT_EQ(numerics::fp8_exponent<TypeParam>(bits), -1 - TypeParam::largest_exponent + (bits > 0x3f600000u ? 1 : 0));
+    EXPECT_EQ(numerics::fp8_magnitude(-bits_float(bits)), bits);
+  }
+  EXPECT_EQ(numerics::fp8_magnitude(bf16{0xff80}), numerics::fp8_not_finite);
+  EXPECT_GT(numerics::fp8_magnitude(bf16{0xffc0}), numerics::fp8_not_finite);
 }
 
 }  // namespace

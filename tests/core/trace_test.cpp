@@ -35,6 +35,25 @@ class TraceTest : public ::testing::Test {
   Trace trace_;
 };
 
+TEST_F(TraceTest, SumsUpSpansByLaneAndFirstWord) {
+  Trace in_file(folder_);
+  for (Trace* trace : {&trace_, &in_file}) {
+    trace->span("cpu", "adam h.0", 1.0, 9.0, 100);  // began before
+    trace->span("h2d", "fetch h.0 [0, 8)", 10.0, 10.5, 4096);
+    trace->span("cpu", "fetch h.0", 10.0, 11.0);
+    trace->span("h2d", "fetch h.12", 11.0, 11.25, 1024);
+    trace->span("h2d", "load", 12.0, 13.0, 1);
+    const std::vector<Trace::Total> totals = trace->totals(10.0);
+    ASSERT_EQ(totals.size(), 3U);
+    EXPECT_EQ(totals[0].lane + " " + totals[0].word, "h2d fetch");
+    EXPECT_EQ(totals[0].seconds, 0.75);
+    EXPECT_EQ(totals[0].bytes, 5120U);
+    EXPECT_EQ(totals[0].spans, 2);
+    EXPECT_EQ(totals[1].lane + " " + totals[1].word, "cpu fetch");
+    EXPECT_EQ(totals[2].word, "load");
+  }
+}
+
 TEST_F(TraceTest, WritesOneNamedRowPerLane) {
   trace_.span("h2d", "weights h.0", 10.0, 10.5, 4096);
   trace_.span("cpu", "adam \"quoted\"\n", 10.25, 10.75);

@@ -125,6 +125,54 @@ TEST_F(HostOpsTest, TheBookedWorkspaceIsEnoughForEveryCallWithinIt) {
   }
 }
 
+/// A matrix of eight-bit floating point in memory of its own, and the numbers that its elements are.
+struct Quantized {
+  Quantized(HostOps& ops, const Tensor& x, Fp8Format format = Fp8Format::e4m3)
+      : memory(ops.fp8_bytes(x.view().shape[0], x.view().shape[1], Fp8Sums::both)),
+        view{memory.get().data, x.view().shape[0], x.view().shape[1], Fp8Sums::both, format},
+        values(DType::bf16, x.view().shape) {
+    ops.quantize(x, view, {});
+    reference::quantize(x, format, values);
+  }
+  LentWorkspace memory;
+  Fp8Matrix view;
+  Tensor values;
+};
+
+TEST_F(HostOpsTest, ProductsOfEightBitFactorsAreThoseOfTheirNumbers) {
+  const Tensor of_x = random_.tensor(DType::bf16, {48, 64}), of_w = random_.tensor(DType::bf16, {80, 64}, 0.1F);
+  const Tensor of_dy = random_.tensor(DType::bf16, {48, 80}, 1e-4F), bias = random_.tensor(DType::bf16, {80});
+  LentWorkspace workspace(ops_.workspace_bytes({.tokens = 48,
+                                                .sequence = 48,
+                                                .vocabulary = 1,
+                                                .channels = 80,
+                                                .heads = 1,
+                                                .head_dim = 1,
+                                                .activations = DType::bf16}));
+  ops_.bind_workspace(workspace.get().data, workspace.get().bytes);
+  const Quantized x(ops_, of_x), w(ops_, of_w), dy(ops_, of_dy, Fp8Format::e5m2);
+  const Tensor residual = random_.tensor(DType::bf16, {48, 80});
+  Tensor y(DType::bf16, {48, 80}), sum = y, dx = random_.tensor(DType::bf16, {48, 64}, 1e-4F);
+  Tensor dw = random_.tensor(DType::f32, {80, 64}, 1e-3F), narrow(DType::bf16, {80, 64});
+  Tensor expected = y, expected_sum = y, expected_dx = dx, expected_dw = dw, expected_narrow = narrow;
+  ops_.fp8_linear(x.view, w.view, Fp8Accumulation::full, bias, {}, y, {});
+  ops_.fp8_linear(x.view, w.view, Fp8Accumulation::fast, bias, residual, sum, {});
+  ops_.fp8_backward_input(dy.view, w.view, Fp8Accumulation::full, dx, true, {});
+  ops_.fp8_backward_weight(dy.view, x.view, Fp8Accumulation::full, dw, {});
+  ops_.fp8_backward_weight(dy.view, x.view, Fp8Accumulation::full, narrow, {});
+  drain();
+  reference::linear(x.values, w.values, bias, expected);
+  EXPECT_CLOSE(y, expected);
+  reference::add(residual, expected, expected_sum);
+  EXPECT_CLOSE(sum, expected_sum);
+  reference::linear_backward_input(dy.values, w.values, expected_dx, true);
+  EXPECT_CLOSE(dx, expected_dx);
+  reference::linear_backward_weight(dy.values, x.values, expected_dw, {});
+  EXPECT_CLOSE(dw, expected_dw);
+  reference::linear_backward_weight(dy.values, x.values, expected_narrow, {});
+  EXPECT_CLOSE(narrow, expected_narrow);
+}
+
 TEST_F(HostOpsTest, SlicesOfAHeadsGradientAreOfOneThatIsWrittenAndOfNoTiedTable) {
   const Tensor x(DType::f32, {3, 8}), w(DType::bf16, {20, 8}), targets(DType::i32, {3});
   Tensor losses(DType::f32, {3}), sums(DType::f32, {20, 8}), written(DType::bf16, {20, 8}), rows(DType::f32, {3, 8});

@@ -21,7 +21,7 @@ import pages
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = Path(sys.argv.pop(1)).resolve() if len(sys.argv) > 1 else ROOT / "build" / "tandem"
-SUBCOMMANDS = ("train", "plan", "calibrate", "bench", "eval", "score", "sample", "export", "digest", "report")
+SUBCOMMANDS = ("train", "plan", "calibrate", "bench", "eval", "score", "sample", "export", "digest", "report", "launch")
 NOWHERE = ["--device", "cuda:99"]
 FLAG = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]*")
 TEXT = "".join(f"The {n}th line of a small text says that {n * n} is the square of {n}.\n" for n in range(60))
@@ -153,7 +153,7 @@ def made_cheap(arguments):
         return [*("interleave:4" if a == "auto" else a for a in arguments), "--model", "tiny-gpt2"], {0}
     if name == "calibrate" and "--show" in arguments:
         return arguments, {0, 2, 4}  # 2, 4: this machine was never calibrated
-    if name in ("train", "plan", "calibrate", "bench", "eval", "score", "sample"):
+    if name in ("launch", "train", "plan", "calibrate", "bench", "eval", "score", "sample"):
         return [*arguments, *NOWHERE], {5}
     return arguments, {0}
 

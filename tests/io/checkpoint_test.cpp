@@ -322,6 +322,27 @@ TEST_F(CheckpointFiles, CarriesFilesBesideTheState) {
   EXPECT_THAT(refusal(path), HasSubstr("tokenizer.json has another content"));
 }
 
+TEST_F(CheckpointFiles, WithoutFrozenParametersNameTheModelThatHasThem) {
+  Manifest m = manifest(1);
+  m.base = "/models/base";
+  m.base_format = "nf4";
+  m.parameters[1].elsewhere = std::string(32, 'a');
+  m.parameters[1].original = std::string(32, 'b');
+  std::vector<float> buffer(1100000);
+  const auto path = write_checkpoint(root_, {.manifest = &m, .read = reader, .buffer = buffer});
+  const Checkpoint checkpoint(path);
+  EXPECT_EQ(checkpoint.manifest().base, m.base);
+  EXPECT_EQ(checkpoint.manifest().base_format, m.base_format);
+  EXPECT_EQ(checkpoint.manifest().parameters[1].elsewhere, m.parameters[1].elsewhere);
+  EXPECT_EQ(checkpoint.manifest().parameters[1].original, m.parameters[1].original);
+  EXPECT_EQ(checkpoint.state_digest(), m.state_digest);
+  std::vector<float> values(7);
+  EXPECT_THROW(checkpoint.read(1, StateArray::master, 0, values), InputError);
+  m.base_format.clear();
+  std::ofstream(path / "manifest.json") << manifest_text(m);
+  EXPECT_THAT(refusal(path), HasSubstr("names no base"));
+}
+
 TEST_F(CheckpointFiles, ManifestsCannotLeaveTheirFolderOrLieAboutSizes) {
   const fs::path directory = save(1);
   std::ifstream stream(directory / "manifest.json");

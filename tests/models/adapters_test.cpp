@@ -3,8 +3,11 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
+#include <map>
 
 #include "core/numerics/random.hpp"
+#include "models/transformer/adapter_modules.hpp"
 #include "tests/models/rig.hpp"
 
 namespace tandem::testing {
@@ -14,16 +17,36 @@ constexpr std::int64_t rank = 5;
 constexpr double alpha = 2.5;  // the scale is 1/2
 constexpr double bar = 5e-5;   // the order of sums alone moves gradients before a norm of all heads by 2e-5
 
-/// Every linear layer of every block has an adapter, or of the blocks with an odd number alone.
-ModelConfig adapted(ModelConfig config, bool odd_alone = false) {
+/// Every module of every block has an adapter, or of the blocks with an odd number alone. `apart`: gate and up of
+/// experts do not share A.
+ModelConfig adapted(ModelConfig config, bool odd_alone = false, bool apart = false) {
   LoraConfig lora{.rank = rank, .alpha = alpha};
-  for (std::int64_t block = 0; block < config.layers; ++block) {
-    auto& modules = lora.modules.emplace_back();
-    if (odd_alone && block % 2 == 0) continue;
-    for (const LinearLayer& layer : linear_layers(config)) modules.push_back(layer.module);
+  lora.modules.resize(static_cast<std::size_t>(config.layers));
+  for (std::size_t block = odd_alone ? 1 : 0; block < lora.modules.size(); block += odd_alone ? 2 : 1) {
+    for (const AdapterModule& module : adapter_modules(config)) {
+      const bool is_both = module.name == "mlp.experts.gate_up_proj";
+      const bool is_half = module.name == "mlp.experts.gate_proj" || module.name == "mlp.experts.up_proj";
+      if (apart ? !is_both : !is_half) lora.adapt(block, {module.name});
+    }
   }
   config.lora = lora;
   return config;
+}
+
+void leave_out_experts(LoraConfig& lora) {
+  for (auto& modules : lora.modules) {
+    std::erase_if(modules, [](const LoraModule& m) { return m.name.find("experts") != m.name.npos; });
+  }
+}
+
+/// The module that a linear layer's adapter belongs to; null: none has one.
+const AdapterModule* module_of(const std::vector<AdapterModule>& modules, const ModelConfig& config, std::int64_t block,
+                               const LinearLayer& of) {
+  for (const AdapterModule& module : modules) {
+    const auto is_it = [&](const LinearLayer& layer) { return layer.module == of.module; };
+    if (config.lora->adapts(block, module.name) && std::ranges::any_of(module.layers, is_it)) return &module;
+  }
+  return nullptr;
 }
 
 /// A whole number from -most to most that depends on name and index alone.
@@ -112,10 +135,10 @@ class AdaptersOf : public ::testing::TestWithParam<std::string> {
     for (const Parameter* p : rig.parameters().layout().owned_parameters()) rig.parameters().set(*p, exact_values(*p));
   }
   /// The matrices of a layer in one block, as exact_values() has them.
-  static Matrices matrices(const ParameterLayout& layout, std::int64_t block, const LinearLayer& of) {
-    const std::string name = "block." + std::to_string(block) + "." + of.module;
-    return {exact_values(layout.parameter(name + std::string(lora_a))),
-            exact_values(layout.parameter(name + std::string(lora_b)))};
+  static Matrices matrices(const ParameterLayout& layout, std::int64_t block, const AdapterModule& module,
+                           const LinearLayer& of) {
+    const std::string name = "block." + std::to_string(block) + ".";
+    return {exact_values(layout.parameter(name + a_of(module))), exact_values(layout.parameter(name + b_of(of)))};
   }
   /// A model without adapters whose matrices are the sums.
   std::unique_ptr<Rig> merged(const ModelConfig& config) {
@@ -124,12 +147,14 @@ class AdaptersOf : public ::testing::TestWithParam<std::string> {
     auto rig = std::make_unique<Rig>(plain, shape);
     load(*rig);
     const ParameterLayout layout = layout_of(config);
+    const std::vector<AdapterModule> modules = adapter_modules(config);
     for (std::int64_t block = 0; block < config.layers; ++block) {
       for (const LinearLayer& of : linear_layers(config)) {
-        if (!config.lora->adapts(block, of.module)) continue;
+        const AdapterModule* const module = module_of(modules, config, block, of);
+        if (module == nullptr) continue;
         const Parameter& p = rig->parameters().layout().parameter(weight_name(block, of));
         std::vector<float> sum = exact_values(p);
-        const std::vector<float> added = product_of(of, matrices(layout, block, of));
+        const std::vector<float> added = product_of(of, matrices(layout, block, *module, of));
         for (std::size_t i = 0; i < sum.size(); ++i) sum[i] += added[i];
         rig->parameters().set(p, sum);
       }
@@ -139,38 +164,78 @@ class AdaptersOf : public ::testing::TestWithParam<std::string> {
   static std::string weight_name(std::int64_t block, const LinearLayer& of) {
     return "block." + std::to_string(block) + "." + of.module + ".weight";
   }
+  /// Values of `from` as `to`, (r, columns) or (E, r, columns) of a larger r, with zeros in the rows that it lacks.
+  static std::vector<float> padded(const std::vector<float>& values, const Parameter& from, const Parameter& to) {
+    const int last = to.shape.rank() - 1;
+    const std::int64_t columns = to.shape[last], rows = from.shape[last - 1] * columns,
+                       wide = to.shape[last - 1] * columns;
+    std::vector<float> all(static_cast<std::size_t>(to.count));
+    for (std::int64_t i = 0; i < from.count; ++i) {
+      all[static_cast<std::size_t>(i / rows * wide + i % rows)] = values[static_cast<std::size_t>(i)];
+    }
+    return all;
+  }
+
+  void expect_gradients_of_the_sum(const ModelConfig& config);
 };
 
-TEST_P(AdaptersOf, LossesAndGradientsAreThoseOfTheSumOfBothMatrices) {
-  for (const bool odd_alone : {false, true}) {
-    const ModelConfig config = adapted(fixture.config(), odd_alone);
-    const std::unique_ptr<Rig> expected = merged(config);
-    Rig ours(config, shape);
-    load(ours);
-    set_batch(*expected);
-    set_batch(ours);
-    EXPECT_LE(relative_distance(ours.train(1.0F), expected->train(1.0F)), bar);
-    const ParameterLayout& layout = ours.parameters().layout();
-    double smallest = 1.0;
-    for (std::int64_t block = 0; block < config.layers; ++block) {
-      for (const LinearLayer& of : linear_layers(config)) {
-        const std::string name = weight_name(block, of);
-        const std::vector<float> dsum =
-            expected->parameters().gradient(expected->parameters().layout().parameter(name));
-        EXPECT_LE(relative_distance(ours.parameters().gradient(layout.parameter(name)), dsum), bar) << name;
-        if (!config.lora->adapts(block, of.module)) continue;
-        const Matrices of_sum = gradients_of(of, matrices(layout, block, of), dsum);
-        const std::string module = name.substr(0, name.size() - std::string("weight").size() - 1);
-        const auto gradient = [&](std::string_view end) {
-          return ours.parameters().gradient(layout.parameter(module + std::string(end)));
-        };
-        EXPECT_LE(relative_distance(gradient(lora_a), of_sum.a), bar) << module;
-        EXPECT_LE(relative_distance(gradient(lora_b), of_sum.b), bar) << module;
-        smallest = std::min(smallest, relative_distance(of_sum.a, std::vector<float>(of_sum.a.size())));
-      }
+void AdaptersOf::expect_gradients_of_the_sum(const ModelConfig& config) {
+  const std::unique_ptr<Rig> expected = merged(config);
+  Rig ours(config, shape);
+  load(ours);
+  set_batch(*expected);
+  set_batch(ours);
+  EXPECT_LE(relative_distance(ours.train(1.0F), expected->train(1.0F)), bar);
+  const ParameterLayout& layout = ours.parameters().layout();
+  const auto gradient = [&](const std::string& name) { return ours.parameters().gradient(layout.parameter(name)); };
+  double smallest = 1.0;
+  const std::vector<AdapterModule> modules = adapter_modules(config);
+  for (std::int64_t block = 0; block < config.layers; ++block) {
+    const std::string in_block = "block." + std::to_string(block) + ".";
+    std::map<std::string, std::vector<float>> of_a;  // of layers that share A, the sum
+    for (const LinearLayer& of : linear_layers(config)) {
+      const std::string name = weight_name(block, of);
+      const std::vector<float> dsum = expected->parameters().gradient(expected->parameters().layout().parameter(name));
+      EXPECT_LE(relative_distance(gradient(name), dsum), bar) << name;
+      const AdapterModule* const module = module_of(modules, config, block, of);
+      if (module == nullptr) continue;
+      const Matrices of_sum = gradients_of(of, matrices(layout, block, *module, of), dsum);
+      EXPECT_LE(relative_distance(gradient(in_block + b_of(of)), of_sum.b), bar) << name;
+      std::vector<float>& a = of_a[in_block + a_of(*module)];
+      a.resize(of_sum.a.size());
+      std::ranges::transform(a, of_sum.a, a.begin(), std::plus<>());
     }
-    EXPECT_GT(smallest, 0.0) << "a gradient that is all zeros proves nothing";
+    for (const auto& [name, a] : of_a) {
+      EXPECT_LE(relative_distance(gradient(name), a), bar) << name;
+      smallest = std::min(smallest, relative_distance(a, std::vector<float>(a.size())));
+    }
   }
+  EXPECT_GT(smallest, 0.0) << "a gradient that is all zeros proves nothing";
+}
+
+TEST_P(AdaptersOf, LossesAndGradientsAreThoseOfTheSumOfBothMatrices) {
+  for (const bool odd_alone : {false, true}) expect_gradients_of_the_sum(adapted(fixture.config(), odd_alone));
+  if (fixture.config().experts > 0) expect_gradients_of_the_sum(adapted(fixture.config(), false, /*apart=*/true));
+}
+
+/// Blocks may differ in rank and scale.
+TEST_P(AdaptersOf, AnotherRankOfABlockIsPaddingOfZeros) {
+  const ModelConfig narrow = adapted(fixture.config());
+  ModelConfig wide = narrow;
+  for (LoraModule& module : wide.lora->modules.at(0)) {
+    module.rank = rank + 2;
+    module.alpha = alpha * (rank + 2) / rank;  // the same scale
+  }
+  Rig expected(narrow, shape), ours(wide, shape);
+  load(expected);
+  load(ours);
+  for (const Parameter* p : ours.parameters().layout().owned_parameters()) {
+    const Parameter& from = expected.parameters().layout().parameter(p->full_name);
+    if (from.count != p->count) ours.parameters().set(*p, padded(exact_values(from), from, *p));
+  }
+  set_batch(expected);
+  set_batch(ours);
+  EXPECT_LE(relative_distance(ours.train(1.0F), expected.train(1.0F)), bar);
 }
 
 TEST_P(AdaptersOf, RecomputeChangesNoBit) {
@@ -213,9 +278,7 @@ TEST_P(AdaptersOf, DecodingSeesTheSameModel) {
 /// Losses and gradients of the micro-batch with that number, with dropout.
 std::pair<std::vector<float>, Gradients> dropped(const Fixture& fixture, ModelConfig config, const RunShape& shape,
                                                  std::uint64_t draw) {
-  std::erase_if(config.lora->modules.at(0),
-                [](const std::string& module) { return module.find("experts") != module.npos; });
-  for (auto& modules : config.lora->modules) modules = config.lora->modules.at(0);
+  leave_out_experts(*config.lora);
   config.lora->dropout = 0.25;
   config.lora->seed = 9;
   Rig rig(config, shape);
@@ -243,9 +306,7 @@ TEST_P(AdaptersOf, DropoutIsAFunctionOfTheMicroBatch) {
 /// matrices of blocks are zero, so that gradients pass through adapters alone.
 TEST_P(AdaptersOf, DropoutHasItsOwnGradient) {
   ModelConfig config = adapted(fixture.config());
-  for (auto& modules : config.lora->modules) {
-    std::erase_if(modules, [](const std::string& module) { return module.find("experts") != module.npos; });
-  }
+  leave_out_experts(*config.lora);
   config.lora->dropout = 0.25;
   Rig rig(config, shape);
   const ParameterLayout& layout = rig.parameters().layout();

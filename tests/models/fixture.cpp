@@ -76,8 +76,10 @@ Fixture::Fixture(const std::string& name) {
   metadata_ = metadata.get<std::map<std::string, std::string>>();
   gradient_scale_ = std::stof(metadata.at("gradient_scale").get<std::string>());
   if (metadata.contains("beta")) beta_ = std::stof(metadata.at("beta").get<std::string>());
-  const auto o = nlohmann::json::parse(metadata.at("optimizer").get<std::string>());
-  optimizer_ = {o.at("lr"), o.at("beta1"), o.at("beta2"), o.at("eps"), o.at("weight_decay"), o.at("clip")};
+  if (metadata.contains("optimizer")) {
+    const auto o = nlohmann::json::parse(metadata.at("optimizer").get<std::string>());
+    optimizer_ = {o.at("lr"), o.at("beta1"), o.at("beta2"), o.at("eps"), o.at("weight_decay"), o.at("clip")};
+  }
   const TemporaryFolder temporary;
   config_ = read_hf_config(temporary.write("config.json", metadata.at("config").get<std::string>())).config;
   config_.name = name;

@@ -4,7 +4,7 @@
     pip install torch transformers safetensors peft
     python tests/models/make_lora_fixtures.py [NAME...]
 
-The base of each is the model of fixtures/NAME.safetensors, whose weights are not stored again; B is not zero, so that
+The base of each is the model of fixtures/BASE.safetensors, where NAME is BASE or begins with BASE and a dot, whose weights are not stored again; B is not zero, so that
 every gradient has something to say. Each file holds
 
     KEY                  f32   adapter and saved modules, under the names of PEFT's adapter_model.safetensors; values
@@ -19,6 +19,9 @@ every gradient has something to say. Each file holds
                                rounded to bf16 as in make_fixtures.py
     stream               i32   (4 T + 1): text of which each token is to predict the next, in windows of T
     stream.losses        f64   (2): mean over all windows, with the adapter and without it
+
+A file of experts' modules, which PEFT takes over into the one parameter that transformers has of all experts, has no
+trajectory: what PEFT trains then is not what the file holds.
 
 and, as metadata, `config` (config.json of the base), `adapter` (adapter_config.json as PEFT writes it),
 `gradient_scale` and `optimizer`.
@@ -49,10 +52,18 @@ def adapters():
     yield "qwen3", c(r=3, lora_alpha=8, target_modules=r".*\.1\.self_attn\.(q|v)_proj|.*\.0\.mlp\.down_proj")
     yield "gemma3", c(r=4, lora_alpha=3, target_modules="all-linear", use_rslora=True)
     yield "qwen3_moe", c(r=2, lora_alpha=5, target_modules=["q_proj", "k_proj", "v_proj", "o_proj"])
+    yield "phi3", c(r=3, lora_alpha=2, target_modules="all-linear")
+    yield "mixtral", c(r=2, lora_alpha=5, target_modules=["q_proj", "v_proj"],
+                       target_parameters=["mlp.experts.gate_up_proj", "mlp.experts.down_proj"])
+    yield "olmoe", c(r=3, lora_alpha=5, target_modules=[], use_rslora=True,
+                     target_parameters=["layers.0.mlp.experts.down_proj", "layers.1.mlp.experts.gate_up_proj"],
+                     rank_pattern={"gate_up_proj": 4}, alpha_pattern={"gate_up_proj": 2})
+    yield "qwen3_moe.modules", c(r=2, lora_alpha=5, target_modules=["q_proj", "gate_proj", "up_proj", "down_proj"])
 
 
 def base_model(name):
     """The model of fixtures/NAME.safetensors, and the shape of its batch."""
+    name = name.partition(".")[0]
     for known, shape, model_class, config in make_fixtures.models():
         if known == name:
             config.architectures = [model_class.__name__]
@@ -92,6 +103,55 @@ def check_names(model, tensors):
     assert written.keys() == tensors.keys(), written.keys() ^ tensors.keys()
     assert all(torch.equal(written[n], tensors[n]) for n in written)
     return config
+
+
+def module_tensors(base, config, generator):
+    """Random tensors of an adapter whose experts are modules, as transformers had them before it made them one."""
+    c, r = base.config, config.r
+    sizes = {"gate_proj": (c.hidden_size, c.moe_intermediate_size), "up_proj": (c.hidden_size, c.moe_intermediate_size),
+             "down_proj": (c.moe_intermediate_size, c.hidden_size)}
+    shapes = {}
+    for layer in range(c.num_hidden_layers):
+        block = f"base_model.model.model.layers.{layer}"
+        for expert in range(c.num_experts):
+            for name, (inputs, outputs) in sizes.items():
+                module = f"{block}.mlp.experts.{expert}.{name}"
+                shapes |= {f"{module}.lora_A.weight": (r, inputs), f"{module}.lora_B.weight": (outputs, r)}
+        query = f"{block}.self_attn.q_proj"
+        shapes |= {f"{query}.lora_A.weight": (r, c.hidden_size),
+                   f"{query}.lora_B.weight": (c.num_attention_heads * c.head_dim, r)}
+    return {n: (0.3 * torch.randn(s, generator=generator)).to(torch.bfloat16).float() for n, s in shapes.items()}
+
+
+def load_modules(base, config, tensors):
+    """PEFT's model of such an adapter, and its adapter_config.json."""
+    with tempfile.TemporaryDirectory() as folder:
+        config.task_type = "CAUSAL_LM"
+        config.save_pretrained(folder)
+        save_file(tensors, pathlib.Path(folder) / "adapter_model.safetensors")
+        written = json.loads((pathlib.Path(folder) / "adapter_config.json").read_text())
+        model = peft.PeftModel.from_pretrained(base, folder, is_trainable=True)
+    assert any("experts" in n for n in trained(model)), "PEFT has not taken the experts over"
+    return model, written
+
+
+def of_modules(fused, name, rank):
+    """The part of PEFT's tensors of all experts (values or gradients) that is a module's of one."""
+    where, found, rest = name.partition(".experts.")
+    if not found:
+        return fused[name]
+    expert, projection, matrix = rest.split(".")[:3]
+    wrapper = f"{where}.experts." + ("" if projection == "down_proj" else "base_layer.")
+    whole, of = fused[f"{wrapper}{matrix}.weight"], int(expert)
+    experts = fused[f"{where}.experts.lora_A.weight"].shape[0] // rank
+    columns = rank * (1 if projection == "down_proj" else 2)
+    first = rank if projection == "up_proj" else 0
+    if matrix == "lora_A":
+        return whole.reshape(experts, columns, -1)[of, first:first + rank].contiguous()
+    one = whole.reshape(whole.shape[0], columns, experts)[:, first:first + rank, of]
+    half = whole.shape[0] // 2
+    rows = {"gate_proj": slice(0, half), "up_proj": slice(half, None), "down_proj": slice(None)}[projection]
+    return one[rows].contiguous()
 
 
 def gradients(model, tokens, targets, scale):
@@ -154,22 +214,32 @@ def make(name, config):
     base, shape = base_model(name)
     vocabulary = base.config.vocab_size
     generator = torch.Generator().manual_seed(2106)
-    model = peft.get_peft_model(base, config)
+    modules = name.endswith(".modules")
+    if modules:
+        tensors = module_tensors(base, config, generator)
+        model, written = load_modules(base, config, tensors)
+    else:
+        model = peft.get_peft_model(base, config)
+        randomize(model, generator)
     model.eval()  # no dropout
-    randomize(model, generator)
     tokens, targets = batch(shape, vocabulary, generator, masked=True)
     scale = 1.0 / int((targets >= 0).sum())
     losses, logits, grads = gradients(model, tokens, targets, scale)
     worst = check_against_double(model, tokens, targets, scale, grads)
-    tensors = {n: p.detach().clone() for n, p in trained(model).items()}
-    written = check_names(model, tensors)
+    if modules:
+        fused = {n: p.detach() for n, p in trained(model).items()}
+        assert all(torch.equal(of_modules(fused, n, config.r), t) for n, t in tensors.items())
+        grads = {n: of_modules(grads, n, config.r) for n in tensors}
+    else:
+        tensors = {n: p.detach().clone() for n, p in trained(model).items()}
+        written = check_names(model, tensors)
     written["target_modules"] = (sorted(written["target_modules"]) if isinstance(written["target_modules"], list)
                                  else written["target_modules"])
     tensors |= {f"grad.{n}": g for n, g in grads.items()}
     tensors |= {"tokens": tokens.int(), "targets": targets.int(), "losses": losses, "logits": logits[0, -1].clone()}
     steps = [batch(shape, vocabulary, generator, masked=True) for _ in range(4)]
     all_tokens, all_targets = (torch.stack([steps[i % 4][k] for i in range(STEPS)]) for k in (0, 1))
-    rounded = trajectory(model, all_tokens, all_targets)
+    rounded = torch.zeros(STEPS) if modules else trajectory(model, all_tokens, all_targets)
     stream = torch.randint(0, vocabulary, (4 * shape[1] + 1,), generator=generator)
     with_it = stream_loss(model, stream, shape[1])
     with model.disable_adapter():
@@ -177,6 +247,8 @@ def make(name, config):
     tensors |= {"trajectory.tokens": all_tokens.int(), "trajectory.targets": all_targets.int(),
                 "trajectory.losses": rounded, "stream": stream.int(),
                 "stream.losses": torch.tensor([with_it, without], dtype=torch.float64)}
+    if modules:
+        tensors = {n: t for n, t in tensors.items() if not n.startswith("trajectory.")}
     path = HERE / "fixtures" / "lora" / f"{name}.safetensors"
     path.parent.mkdir(exist_ok=True)
     save_file(tensors, path, metadata={

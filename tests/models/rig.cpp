@@ -116,6 +116,10 @@ Gradients Rig::gradients(std::size_t micro) {
   Gradients all;
   for (const Parameter* p : parameters_.layout().owned_parameters()) {
     const std::vector<float> values = parameters_.gradient(*p, micro);
+    if (is_adapter(*p)) {
+      all[p->full_name] = values;
+      continue;
+    }
     const std::int64_t tensors = hf_tensor_count(*p), each = p->count / tensors;
     for (std::int64_t i = 0; i < tensors; ++i) {
       std::vector<float>& tensor = all[hf_tensor_of(config_, *p, i).name];

@@ -36,6 +36,7 @@ class Rig {
   void set_records(std::span<const std::int32_t> first, std::span<const std::int32_t> end, std::int64_t micro = 0);
   /// (B), of a shape of preferences.
   void set_reference(std::span<const float> reference, std::int64_t micro = 0);
+  std::vector<float> reference(std::int64_t micro = 0) { return read(model_.reference(micro)); }
   /// Loss and rewards of each pair, (B / 2, 3).
   std::vector<float> pairs(std::int64_t micro = 0) { return read(model_.pairs(micro)); }
   /// Losses of `n` micro-batches at once, one behind the other; leaves gradients.

@@ -28,6 +28,12 @@ class IdleOps : public Ops {
   void linear_rows(TensorView, TensorView, TensorView, TensorView, StreamView) override {}
   void linear_backward_input(TensorView, TensorView, TensorView, bool, StreamView) override {}
   void linear_backward_weight(TensorView, TensorView, TensorView, TensorView, StreamView) override {}
+  std::size_t fp8_bytes(std::int64_t, std::int64_t, Fp8Sums) const override { return 0; }
+  void quantize(TensorView, const Fp8Matrix&, StreamView) override {}
+  void fp8_linear(const Fp8Matrix&, const Fp8Matrix&, Fp8Accumulation, TensorView, TensorView, TensorView,
+                  StreamView) override {}
+  void fp8_backward_input(const Fp8Matrix&, const Fp8Matrix&, Fp8Accumulation, TensorView, bool, StreamView) override {}
+  void fp8_backward_weight(const Fp8Matrix&, const Fp8Matrix&, Fp8Accumulation, TensorView, StreamView) override {}
   void head_loss(const HeadLoss&, StreamView) override {}
   void route(TensorView, bool, const Routing&, StreamView) override {}
   void route_backward(TensorView, TensorView, bool, const Routing&, TensorView, StreamView) override {}

@@ -20,7 +20,7 @@ from planted_report import report
 KEPT = {".hpp", ".h", ".cpp", ".cu", ".cuh", ".py", ".in"}
 README = "README.md"
 # The copy's READMEs name what is planted, so that each file breaks one rule alone.
-PLANTED_ARE_NAMED = "\n`planted*`, `{braced,other}_planted.hpp`\n"
+PLANTED_ARE_NAMED = "\n`planted*`, `*/planted*`, `{braced,other}_planted.hpp`\n"
 
 # file, text, rule that must be named (None: must pass)
 PLANTED = [
@@ -32,6 +32,9 @@ PLANTED = [
     ("models/hf/planted.cpp", '#include "io/checkpoint.hpp"\n', "dependency"),
     ("data/planted.cpp", "#include <io/checkpoint.hpp>\n", "dependency"),
     ("io/planted.cpp", '#include "tandem/engine.hpp"\n', "dependency"),
+    ("comm/planted.cpp", '#include "gpu_ops/device/native_stream.hpp"\n', "dependency"),
+    ("comm/nccl/planted.cpp", '#include "gpu_ops/ops/cuda_ops.hpp"\n', "dependency"),
+    ("comm/nccl/planted.cpp", '#include "gpu_ops/device/native_stream.hpp"\n', None),
     ("train/loop/planted.cpp", '#include "cpu_ops/device/host_device.hpp"\n', "dependency"),
     ("api/planted.cpp", '#include "train/config/config.hpp"\n', "dependency"),
     ("include/tandem/planted.hpp", '#include "models/gpt2.hpp"\n', "dependency"),

@@ -187,10 +187,20 @@ class Models(HubTest):
             self.refuses(7, "cannot write /cache/x: the disk is full", "HF_HOME")
         self.find()
 
+    def test_quantized_weights_that_stay_as_they_are(self):
+        """As the base of adapters they are downloaded, and found without a network."""
+        config = b'{"quantization_config": {"quant_method": "bitsandbytes"}}'
+        self.put({**MODEL, "config.json": config})
+        self.refuses(4, "quantized (bitsandbytes)", "--lora-rank 16")
+        folder = find_model("org/small-model", revision=None, offline=False, progress=self.said.append, frozen=True)
+        self.assertEqual((folder / "config.json").read_bytes(), config)
+        for name, offline in (("org/small-model", True), (folder, False)):
+            self.assertEqual(find_model(str(name), revision=None, offline=offline, progress=self.said.append, frozen=True), folder)
+
     def test_models_that_cannot_be_trained(self):
         adapter = {"adapter_config.json": b'{"base_model_name_or_path": "org/base"}', "adapter_model.safetensors": b"0", "tokenizer.json": b"{}"}
         quantized = {**MODEL, "config.json": b'{"quantization_config": {"quant_method": "gptq"}}'}
-        for files, code, texts in ((adapter, 2, ("holds an adapter", "of org/base", "merge_and_unload")),
+        for files, code, texts in ((adapter, 2, ("holds an adapter", "of org/base", "by --adapter")),
                                    (quantized, 4, ("quantized (gptq)", "made of")),
                                    (without(MODEL, "model.safetensors"), 4, ("pytorch_model.bin: PyTorch", "save_pretrained")),
                                    (without(MODEL, "model.safetensors", "pytorch_model.bin"), 4, ("has no model.safetensors",)),

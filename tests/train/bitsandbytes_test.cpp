@@ -16,6 +16,7 @@
 #include "models/transformer/transformer.hpp"
 #include "train/hf/hf_weights.hpp"
 #include "train/hf/model_source.hpp"
+#include "train/hf/trained_layout.hpp"
 
 namespace tandem {
 namespace {
@@ -177,7 +178,7 @@ TEST_P(BitsAndBytesModel, IsReadAsItsValues) {
 TEST_P(BitsAndBytesModel, IsTakenOverBitForBit) {
   for (const WeightCode code : {WeightCode::nf4, stored()}) {
     const ParameterLayout layout = coded(source_.config, code);
-    const ParameterCodes codes = initial_codes(source_, layout);
+    const ParameterCodes codes = initial_codes(source_);
     for (const Parameter* p : layout.owned_parameters()) {
       if (!p->coded()) continue;
       const CodedShape shape = p->coded_shape();

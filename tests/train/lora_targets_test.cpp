@@ -8,6 +8,7 @@
 #include "train/hf/lora_modules.hpp"
 #include "train/hf/model_source.hpp"
 #include "train/hf/peft_config.hpp"
+#include "train/hf/trained_layout.hpp"
 
 namespace tandem {
 namespace {
@@ -47,15 +48,21 @@ TEST(LoraTargets, AreNamesThatEndSoOrAPatternOfWholeNames) {
   EXPECT_FALSE(matches("(.*)*!", std::string(200, 'a').c_str())) << "and is known in time";
 }
 
+std::vector<std::string> names_of(const LoraConfig& lora, std::size_t block = 0) {
+  std::vector<std::string> names;
+  for (const LoraModule& module : lora.modules.at(block)) names.push_back(module.name);
+  return names;
+}
+
 TEST(LoraModules, AllLinearLayersOfABlockButNoRouterOrHead) {
   ModelConfig model = builtin_model("tiny-llama");
   const LoraConfig lora = lora_config(model, targets(""), "--lora-targets");
-  EXPECT_THAT(lora.modules.at(0), ElementsAre("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj",
-                                              "self_attn.o_proj", "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"));
+  EXPECT_THAT(names_of(lora), ElementsAre("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj",
+                                          "self_attn.o_proj", "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"));
   EXPECT_EQ(lora.alpha, 8.0) << "twice the rank";
   model.experts = 4;
   model.chosen_experts = 2;
-  EXPECT_THAT(lora_config(model, targets(""), "--lora-targets").modules.at(0),
+  EXPECT_THAT(names_of(lora_config(model, targets(""), "--lora-targets")),
               ElementsAre("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj"));
 }
 
@@ -68,11 +75,101 @@ TEST(LoraModules, RefuseByName) {
   EXPECT_THAT(refusal(model, targets("c_attn", 4096)), HasSubstr("transformer.h.0.attn.c_attn"));
   ModelConfig fused = builtin_model("tiny-llama");
   fused.fused_tensors = true;
-  EXPECT_THAT(refusal(fused, targets("")), HasSubstr("qkv_proj"));
+  EXPECT_THAT(names_of(lora_config(fused, targets(""), "--lora-targets")),
+              ElementsAre("self_attn.qkv_proj", "self_attn.o_proj", "mlp.gate_up_proj", "mlp.down_proj"));
+  EXPECT_THAT(refusal(fused, targets("q_proj")), HasSubstr("name qkv_proj"));
   EXPECT_EQ(refusal(fused, targets("o_proj,down_proj")), "accepted");
   LoraOptions saved = targets("q_proj");
   saved.modules_to_save = {"hed"};
   EXPECT_THAT(refusal(builtin_model("tiny-llama"), saved), HasSubstr("hed"));
+}
+
+ModelConfig with_experts() {
+  ModelConfig model = builtin_model("tiny-llama");
+  model.experts = 4;
+  model.chosen_experts = 2;
+  return model;
+}
+
+LoraOptions experts(const std::string& text, const std::string& linear = "none") {
+  LoraOptions options = targets(linear);
+  options.experts = text;
+  return options;
+}
+
+TEST(LoraModules, ExpertsAreParametersOrModules) {
+  const ModelConfig model = with_experts();
+  const LoraConfig all = lora_config(model, experts("all"), "--lora-targets");
+  EXPECT_THAT(names_of(all), ElementsAre("mlp.experts.gate_up_proj", "mlp.experts.down_proj"));
+  EXPECT_FALSE(all.modules[0][1].each_expert);
+  EXPECT_THAT(target_names(model, all), ElementsAre());
+  EXPECT_THAT(target_parameters(model, all), ElementsAre("mlp.experts.down_proj", "mlp.experts.gate_up_proj"));
+  const LoraConfig some = lora_config(model, experts("layers.1.mlp.experts.down_proj"), "--lora-targets");
+  EXPECT_THAT(names_of(some), ElementsAre());
+  EXPECT_THAT(target_parameters(model, some), ElementsAre("model.layers.1.mlp.experts.down_proj"));
+  const LoraConfig modules = lora_config(model, targets("up_proj,down_proj"), "--lora-targets");
+  EXPECT_THAT(names_of(modules), ElementsAre("mlp.experts.up_proj", "mlp.experts.down_proj"));
+  EXPECT_TRUE(modules.modules[0][1].each_expert);
+  EXPECT_THAT(target_names(model, modules), ElementsAre("down_proj", "up_proj"));
+  EXPECT_THAT(target_parameters(model, modules), ElementsAre());
+}
+
+TEST(LoraModules, ExpertsAreRefusedByName) {
+  const ModelConfig model = with_experts();
+  EXPECT_THAT(refusal(model, experts("down_proj,gate.weight")), HasSubstr("gate.weight is a router's"));
+  EXPECT_THAT(refusal(model, experts("up_proj")), HasSubstr("up_proj is no matrix of experts"));
+  EXPECT_THAT(refusal(model, experts("all", "up_proj")), HasSubstr("name them once"));
+  EXPECT_THAT(refusal(model, experts("")), HasSubstr("nothing has an adapter"));
+  EXPECT_THAT(refusal(model, targets(R"(.*\.experts\.[01]\..*)")), HasSubstr("2 of 4 experts"));
+  EXPECT_THAT(refusal(builtin_model("tiny-llama"), experts("all")), HasSubstr("has no experts"));
+  LoraOptions dropped = experts("all");
+  dropped.dropout = 0.5;
+  EXPECT_THAT(refusal(model, dropped), HasSubstr("--lora-dropout"));
+}
+
+TEST(LoraModules, RanksAndAlphasAreThoseOfTheFirstPatternThatMatches) {
+  LoraOptions options = targets("q_proj,o_proj,up_proj");
+  options.rank_pattern = {{"0.self_attn.q_proj", 3}, {"q_proj", 5}, {"proj", 7}};
+  options.alpha_pattern = {{R"(self_attn\..*)", 2.0}};
+  const LoraConfig lora = lora_config(builtin_model("tiny-llama"), options, "--lora-targets");
+  const auto is = [&](std::int64_t block, const char* name, std::int64_t rank, double alpha) {
+    return *lora.find(block, name) == LoraModule{.name = name, .rank = rank, .alpha = alpha};
+  };
+  EXPECT_TRUE(is(0, "self_attn.q_proj", 3, 2.0));
+  EXPECT_TRUE(is(1, "self_attn.q_proj", 5, 2.0));
+  EXPECT_TRUE(is(1, "self_attn.o_proj", 4, 2.0)) << "a name begins after a dot";
+  EXPECT_TRUE(is(0, "mlp.up_proj", 4, 8.0));
+}
+
+/// Whole names that the targets of a description match, as PEFT 0.21 finds them.
+TEST(PeftConfig, LayersAndExcludedModulesAreThoseOfPeft) {
+  const auto matched = [](const char* fields) {
+    const PeftConfig read = parse_peft_config(std::string(R"({"peft_type": "LORA", )") + fields + "}", "folder");
+    const LoraTargets parsed = parse_lora_targets(read.options.targets);
+    std::vector<std::string> found;
+    for (const char* layer : {"1", "11"}) {
+      for (const char* module : {"self_attn.q_proj", "mlp.up_proj"}) {
+        const std::string name = std::string("model.layers.") + layer + "." + module;
+        if (parsed.matches(name)) found.push_back(std::string(layer) + module);
+      }
+    }
+    return found;
+  };
+  EXPECT_THAT(matched(R"("target_modules": ["q_proj", "up_proj"], "layers_to_transform": [1, 3])"),
+              ElementsAre("1self_attn.q_proj", "1mlp.up_proj"));
+  EXPECT_THAT(matched(R"("target_modules": ["q_proj", "model.layers.1.mlp.up_proj"], "layers_to_transform": 11)"),
+              ElementsAre("1mlp.up_proj", "11self_attn.q_proj"));
+  EXPECT_THAT(matched(R"("target_modules": ["layers.1.self_attn.q_proj"], "layers_to_transform": [1])"),
+              ElementsAre("1self_attn.q_proj"));
+  EXPECT_THAT(matched(R"("target_modules": ["q_proj", "up_proj"], "exclude_modules": ["1.mlp.up_proj", "proj"])"),
+              ElementsAre("1self_attn.q_proj", "11self_attn.q_proj", "11mlp.up_proj"));
+  EXPECT_THAT(matched(R"("target_modules": ".*_proj", "exclude_modules": "model\\.layers\\.11.*")"),
+              ElementsAre("1self_attn.q_proj", "1mlp.up_proj"));
+  for (const char* part : {"q_proj", ".*q_pro", "self_attn.q_proj"}) {
+    const std::string fields = R"("target_modules": ["q_proj"], "exclude_modules": ")" + std::string(part) + "\"";
+    EXPECT_THAT(matched(fields.c_str()), ElementsAre("1self_attn.q_proj", "11self_attn.q_proj"))
+        << "an expression is of the whole name, and " << part << " of a part";
+  }
 }
 
 TEST(LoraModules, NamesForPeftAreTheShortestThatNameTheseAlone) {
@@ -92,6 +189,8 @@ TEST(PeftConfig, IsReadBackAsItWasWritten) {
   options.dropout = 0.25;
   options.rank_stabilized = true;
   options.modules_to_save = {"norm"};
+  options.rank_pattern = {{"v_proj", 2}, {"a.*", 3}};
+  options.alpha_pattern = {{"q_proj", 1.5}};
   model.lora = lora_config(model, options, "--lora-targets");
   const PeftConfig read = parse_peft_config(peft_config_text(model, options, "org/base"), "folder");
   EXPECT_EQ(read.options, options);
@@ -120,6 +219,29 @@ TEST(TrainedLayout, TrainsAdaptersAndSavedModulesAlone) {
   TrainConfig all_trained;
   all_trained.base = WeightCode::nf4;
   EXPECT_THROW(trained_layout(all_trained, builtin_model("tiny-llama")), UsageError);
+}
+
+TEST(TrainedLayout, StoresFrozenMatricesOfBlocksInFewerBits) {
+  ModelConfig model = builtin_model("tiny-llama");
+  TrainConfig config;
+  config.freeze = "layers.0|embed|norm";
+  EXPECT_EQ(base_format(trained_layout(config, model)), WeightCode::none);
+  config.base = WeightCode::int8;
+  const ParameterLayout layout = trained_layout(config, model);
+  EXPECT_EQ(base_format(layout), WeightCode::int8);
+  for (const Parameter* p : layout.owned_parameters()) {
+    const bool matrix = p->layer == 1 && p->shape.rank() > 1;
+    EXPECT_EQ(p->coded(), matrix) << p->full_name;
+    EXPECT_EQ(p->options.trainable, !matrix && p->name != "tokens" && p->full_name.find("norm") == std::string::npos)
+        << p->full_name;
+  }
+  config.base = std::nullopt;
+  model.stored_code = WeightCode::nf4;  // as its files have it
+  EXPECT_EQ(base_format(trained_layout(config, model)), WeightCode::nf4);
+  config.freeze = "norm";
+  EXPECT_EQ(base_format(trained_layout(config, model)), WeightCode::none);
+  config.base = WeightCode::nf4;
+  EXPECT_THROW(trained_layout(config, model), UsageError);
 }
 
 }  // namespace

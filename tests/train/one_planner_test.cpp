@@ -5,6 +5,7 @@
 #include "core/base/error.hpp"
 #include "tests/scheduler/machines.hpp"
 #include "train/hf/model_source.hpp"
+#include "train/hf/trained_layout.hpp"
 #include "train/setup/profile_machine.hpp"
 #include "train/setup/run_setup.hpp"
 
@@ -52,7 +53,7 @@ const FlagSet flag_sets[] = {
     {"--recompute block --micro-batch 3",
      [](TrainConfig& c) { c.recompute = Recompute{.blocks = all_blocks}, c.micro_batch = 3; }},
     {"--policy interleave:3 --compute bf16 --resident-layers 1",
-     [](TrainConfig& c) { c.policy = Policy::interleave(3), c.compute = DType::bf16, c.resident_layers = 1; }},
+     [](TrainConfig& c) { c.policy = Policy::interleave(3), c.compute = ComputeType::bf16, c.resident_layers = 1; }},
     {"--offload-activations --state bf16-moments --grad-accum 2",
      [](TrainConfig& c) { c.offload_activations = true, c.state = StateFormat::bf16_moments, c.grad_accum = 2; }},
     {"--device host,host --grad-accum 2 --checkpoint-every 5",

@@ -3,7 +3,12 @@
 
 #include <gtest/gtest.h>
 
+#include <tuple>
 #include <utility>
+
+#include "train/hf/lora_modules.hpp"
+#include "train/hf/model_source.hpp"
+#include "train/setup/reference_choice.hpp"
 
 namespace tandem {
 namespace {
@@ -126,6 +131,58 @@ TEST(WorkOf, ATablesGradientThatIsMadeLastTakesTheLogitsOnceMore) {
       EXPECT_EQ(last[i].backward.matmul_flops, first[i].backward.matmul_flops);
     }
   }
+}
+
+/// A model with adapters of `q_proj`, and the layout that trains these alone.
+std::pair<ModelConfig, ParameterLayout> with_adapters() {
+  TrainConfig config;
+  config.lora.rank = 4;
+  config.lora.targets = "q_proj";
+  ModelConfig model = builtin_model("tiny-llama");
+  model.lora = lora_config(model, config.lora, "--lora-targets");
+  ParameterLayout layout = trained_layout(config, model);
+  return {std::move(model), std::move(layout)};
+}
+
+// Two products of the head are of gradients, the logits are made for these and before them for the losses of pairs; the
+// reference takes them once more, and the forward of what is no adapter.
+TEST(WorkOf, PreferencesTakeTheLogitsOnceMoreAndAReferenceInTheStepAForward) {
+  const auto [model, layout] = with_adapters();
+  RunShape shape{.batch = 2, .sequence = 17, .recomputed_blocks = 1};
+  const double product = 2.0 * 34.0 * static_cast<double>(model.width * model.vocabulary);
+  const auto work = [&] { return work_of(model, shape, {}, &layout); };
+  EXPECT_EQ(work().back().backward.matmul_flops, 2.0 * product);
+  shape.preference_beta = 0.1F;
+  const std::vector<LayerWork> before = work();
+  EXPECT_EQ(before.back().backward.matmul_flops, 3.0 * product);
+  shape.reference_in_step = true;
+  const std::vector<LayerWork> step = work();
+  EXPECT_EQ(step.back().backward.matmul_flops, 4.0 * product);
+  const PassWork base = work_of(model, shape)[1].forward;  // twice the forward, without adapters
+  for (std::size_t i = 1; i + 1 < step.size(); ++i) {
+    EXPECT_DOUBLE_EQ(step[i].forward.matmul_flops - before[i].forward.matmul_flops, base.matmul_flops / 2.0);
+    EXPECT_DOUBLE_EQ(step[i].forward.attention_flops, 2.0 * before[i].forward.attention_flops);
+    EXPECT_DOUBLE_EQ(step[i].forward.memory_bytes - before[i].forward.memory_bytes, base.memory_bytes / 2.0);
+    EXPECT_EQ(step[i].backward.matmul_flops, before[i].backward.matmul_flops);
+  }
+}
+
+// Records of --data are all computed beforehand, and those of the steps in the steps.
+TEST(ReferenceWork, CountsPassesAndSteps) {
+  TrainConfig config;
+  config.micro_batch = 4, config.grad_accum = 3;
+  const auto work = [&](std::int64_t scored, std::int64_t steps, double epochs, int ranks = 1) {
+    config.sequences.scored = scored, config.steps = steps, config.epochs = epochs;
+    const ReferenceWork made = reference_work(config, ranks);
+    return std::tuple(made.passes, made.steps, made.repeats);
+  };
+  EXPECT_EQ(work(50, 3, 0.0), std::tuple(13, 3, false));
+  EXPECT_EQ(work(50, 9, 0.0), std::tuple(13, 9, true));
+  EXPECT_EQ(work(50, 9, 0.0, 2), std::tuple(7, 9, true));
+  EXPECT_EQ(work(48, 0, 2.5), std::tuple(12, 10, true));
+  EXPECT_EQ(work(0, 9, 0.0), std::tuple(27, 9, false)) << "without data each record is another";
+  EXPECT_EQ(work(0, 0, 0.0), std::tuple(3, 1, false));
+  EXPECT_EQ(work(0, 0, 3.0), std::tuple(3, 3, true));
 }
 
 }  // namespace

@@ -160,13 +160,13 @@ TEST(RankWorkers, CountsWhatAllRanksDo) {
   Team one(1);
   one.step();
   one.workers->wait();
-  const EngineCounters of_one = one.workers->counters();
+  const EngineCounters of_one = one.workers->totals().counters;
   EXPECT_EQ(of_one.bytes_from_peers, 0U);
   for (const int ranks : {2, 3}) {
     Team run(ranks);
     run.step();
     run.workers->wait();
-    const EngineCounters all = run.workers->counters();
+    const EngineCounters all = run.workers->totals().counters;
     const auto updated = [](const EngineCounters& c) {
       return c.parameters_updated_cpu + c.parameters_updated_streamed + c.parameters_updated_resident;
     };

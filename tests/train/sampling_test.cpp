@@ -8,6 +8,7 @@
 #include "core/base/error.hpp"
 #include "models/config/config.hpp"
 #include "train/hf/model_source.hpp"
+#include "train/hf/trained_layout.hpp"
 #include "train/sampling/draw.hpp"
 #include "train/sampling/text_codec.hpp"
 

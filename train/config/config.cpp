@@ -154,6 +154,7 @@ void check_adapters(const TrainConfig& c) {
   if (c.lora.rank > 0 || !c.adapter.empty() || c.lora == LoraOptions{}) return;
   const std::string_view flag = c.lora.alpha                      ? "--lora-alpha"
                                 : !c.lora.targets.empty()         ? "--lora-targets"
+                                : !c.lora.experts.empty()         ? "--lora-experts"
                                 : c.lora.dropout                  ? "--lora-dropout"
                                 : !c.lora.modules_to_save.empty() ? "--lora-modules-to-save"
                                                                   : "--lora-rslora";

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "core/numerics/weight_code.hpp"
+#include "core/ops/ops.hpp"
 #include "core/tensor/dtype.hpp"
 #include "core/tensor/layout_quantum.hpp"
 #include "data/token_source.hpp"
@@ -21,6 +22,9 @@
 #include "train/config/schedule.hpp"
 
 namespace tandem {
+
+/// Type of activations; `fp8`: bf16, with eight-bit factors of the products of blocks' linear layers.
+enum class ComputeType : std::uint8_t { fp32, bf16, fp8 };
 
 /// Number of blocks for `--recompute` that means all, however many the model has.
 constexpr std::int64_t all_blocks = std::numeric_limits<std::int64_t>::max();
@@ -41,6 +45,10 @@ enum class OnSaveFailure : std::uint8_t { stop, go_on };
 /// Objective of a run: each target, or which answer of a pair is preferred (DPO, Rafailov et al., arXiv 2305.18290).
 enum class Objective : std::uint8_t { lm, dpo };
 
+/// Where the log-probabilities under DPO's reference are computed: in passes before the first step, or in each step
+/// beside those of the model that is trained. The bits are the same.
+enum class DpoReference : std::uint8_t { automatic, before, step };
+
 /// A source of data and its weight, which is to those of the others as its windows are to theirs.
 struct MixEntry {
   std::string path;
@@ -53,7 +61,9 @@ struct SequenceFacts {
   /// Length of a record -> its number in a sequence, on average over a sample. Empty: each sequence is one record.
   std::map<std::int64_t, double> records;
   double target_share = 1.0;  ///< share of tokens that are targets
-  std::int64_t scored = 0;    ///< records of which a reference's log-probability is held, for --objective dpo
+  std::int64_t scored = 0;    ///< records for --objective dpo, whose log-probabilities are held where computed before
+  std::int64_t held_out = 0;  ///< records of its evaluations, whose log-probabilities always are
+  bool has_scores = false;    ///< log-probabilities of the former lie beside them
 };
 
 /// Low-rank adapters that a run trains in place of the model's own weights.
@@ -61,9 +71,14 @@ struct LoraOptions {
   std::int64_t rank = 0;                     ///< 0: none
   std::optional<double> alpha;               ///< empty: twice the rank
   std::string targets;                       ///< as parse_lora_targets reads it; empty: all-linear
+  std::string experts;                       ///< matrices of experts that have some, as --lora-experts; empty: none
   std::optional<double> dropout;             ///< empty: 0
   std::optional<bool> rank_stabilized;       ///< empty: off
   std::vector<std::string> modules_to_save;  ///< ends of the names of modules that are trained whole beside them
+  /// Ranks and alphas of modules whose whole name, or what follows a dot in it, the regular expression matches: the
+  /// first that does. PEFT's rank_pattern and alpha_pattern.
+  std::vector<std::pair<std::string, std::int64_t>> rank_pattern{};
+  std::vector<std::pair<std::string, double>> alpha_pattern{};
   double alpha_or_default() const noexcept { return alpha.value_or(2.0 * static_cast<double>(rank)); }
   bool operator==(const LoraOptions&) const = default;
 };
@@ -78,6 +93,7 @@ struct TrainConfig {
   bool document_attention = false;  ///< documents of a stream are records, which do not see each other
   Objective objective = Objective::lm;
   double dpo_beta = 0.1;  ///< how much a reward weighs that departs from the reference, of DPO alone
+  DpoReference dpo_reference = DpoReference::automatic;
   std::string out;
   std::string device = "auto";
   std::size_t device_memory = 0;  ///< bytes; 0: what is free, less a margin
@@ -89,7 +105,9 @@ struct TrainConfig {
   int resident_layers = -1;        ///< -1: auto
   int prefetch_layers = 0;         ///< 0: auto
   StateFormat state = StateFormat::fp32;
-  std::optional<DType> compute;        ///< empty: fp32 on the host device, bf16 on GPUs
+  std::optional<ComputeType> compute;  ///< empty: fp32 on the host device, bf16 on GPUs
+  Fp8Format fp8_gradients = Fp8Format::e4m3;  ///< format of gradients that are factors
+  Fp8Accumulation fp8_accumulation = Fp8Accumulation::full;
   std::optional<Recompute> recompute;  ///< empty: auto
   bool offload_activations = false;    ///< where all blocks are computed again: their inputs wait on the host
   std::int64_t micro_batch = 1;
@@ -112,7 +130,7 @@ struct TrainConfig {
   std::uint64_t seed = 42;
   std::string freeze;
   LoraOptions lora;
-  std::string adapter;                 ///< folder of an adapter that training goes on from; empty: none
+  std::string adapter;             ///< folder of an adapter that training goes on from; empty: none
   std::optional<WeightCode> base;  ///< format of frozen matrices; empty: as the model's files have them
   OnNonfinite on_nonfinite = OnNonfinite::skip;
   Speculate speculate = Speculate::automatic;

@@ -3,7 +3,6 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <limits>
 #include <type_traits>
@@ -11,157 +10,14 @@
 #include "core/base/error.hpp"
 #include "core/device/device_name.hpp"
 #include "train/config/config.hpp"
-#include "train/config/lora_targets.hpp"
+#include "train/config/field_kinds.hpp"
 #include "train/config/name_pattern.hpp"
 #include "train/config/units.hpp"
 
 namespace tandem {
 namespace {
 
-using Kind = ConfigField::Kind;
-
-constexpr double unlimited = std::numeric_limits<double>::max();
-
-[[noreturn]] void out_of_range(std::string_view text, std::string_view range) {
-  throw UsageError(fmt::format("'{}'", text), "out of range", fmt::format("use {}", range));
-}
-
-struct Words {
-  std::string_view name, unit, fallback, example, help;
-};
-
-ConfigField field(const Words& w, Kind kind, std::function<void(TrainConfig&, std::string_view)> set,
-                  std::function<std::vector<std::string>(const TrainConfig&)> get) {
-  return {w.name, kind, w.unit, w.fallback, w.example, w.help, std::move(set), std::move(get)};
-}
-
-ConfigField text(const Words& w, std::string TrainConfig::*member) {
-  return field(
-      w, Kind::text,
-      [member](TrainConfig& c, std::string_view value) {
-        if (value.empty()) out_of_range(value, "a text that is not empty");
-        c.*member = value;
-      },
-      [member](const TrainConfig& c) {
-        return (c.*member).empty() ? std::vector<std::string>{} : std::vector{c.*member};
-      });
-}
-
-ConfigField list(const Words& w, std::vector<std::string> TrainConfig::*member) {
-  return field(
-      w, Kind::list,
-      [member](TrainConfig& c, std::string_view value) {
-        if (value.empty()) out_of_range(value, "a path");
-        (c.*member).emplace_back(value);
-      },
-      [member](const TrainConfig& c) { return c.*member; });
-}
-
-ConfigField flag(const Words& w, bool TrainConfig::*member) {
-  return field(
-      w, Kind::boolean,
-      [member](TrainConfig& c, std::string_view value) {
-        if (value != "true" && value != "false") out_of_range(value, "true or false");
-        c.*member = value == "true";
-      },
-      [member](const TrainConfig& c) { return std::vector<std::string>{c.*member ? "true" : "false"}; });
-}
-
-/// A whole number in [least, most]; `unset` is a value that is not printed.
-template <class T>
-ConfigField integer(const Words& w, T TrainConfig::*member, std::int64_t least, std::int64_t most,
-                    std::optional<T> unset = std::nullopt) {
-  return field(
-      w, Kind::number,
-      [=](TrainConfig& c, std::string_view value) {
-        const std::int64_t number = parse_integer(value);
-        if (number < least || number > most) out_of_range(value, fmt::format("{} to {}", least, most));
-        c.*member = static_cast<T>(number);
-      },
-      [=](const TrainConfig& c) {
-        if (unset && c.*member == *unset) return std::vector<std::string>{};
-        return std::vector{std::to_string(c.*member)};
-      });
-}
-
-/// A number in [least, most), or (least, most) where `open`.
-template <class T>
-ConfigField number(const Words& w, T TrainConfig::*member, double least, double most, bool open = false) {
-  return field(
-      w, Kind::number,
-      [=](TrainConfig& c, std::string_view value) {
-        const double x = parse_number(value);
-        if (x < least || (open && x == least) || x >= most) {
-          out_of_range(value, most == unlimited ? fmt::format("a number {} {}", open ? "above" : "of at least", least)
-                                                : fmt::format("a number from {} to below {}", least, most));
-        }
-        // The updates take them so: an eps of 1e-46 would be none, and 0 / 0 follows where no gradient is.
-        const auto held = static_cast<float>(x);
-        if (!std::isfinite(held) || (open && held <= least)) out_of_range(value, "a number within the range of fp32");
-        c.*member = x;
-      },
-      [=](const TrainConfig& c) {
-        if constexpr (std::is_same_v<T, double>) {
-          return std::vector{print_number(c.*member)};
-        } else {
-          return c.*member ? std::vector{print_number(*(c.*member))} : std::vector<std::string>{};
-        }
-      });
-}
-
-/// Parsed and printed by functions; `shown` says when it is set at all.
-template <class T, class Parse, class Print, class Shown>
-ConfigField other(const Words& w, T TrainConfig::*member, Parse parse, Print print, Shown shown) {
-  return field(
-      w, Kind::text, [=](TrainConfig& c, std::string_view value) { c.*member = parse(value); },
-      [=](const TrainConfig& c) {
-        return shown(c.*member) ? std::vector{std::string(print(c.*member))} : std::vector<std::string>{};
-      });
-}
-
-/// A few words and what they mean.
-template <class T>
-struct Vocabulary {
-  std::vector<std::pair<std::string_view, T>> words;
-
-  T parse(std::string_view value) const {
-    std::string known;
-    for (const auto& [word, meaning] : words) {
-      if (word == value) return meaning;
-      known += fmt::format("{}{}", known.empty() ? "" : ", ", word);
-    }
-    throw UsageError(fmt::format("'{}'", value), "not supported", fmt::format("use {}", known));
-  }
-  std::string_view print(T value) const {
-    for (const auto& [word, meaning] : words) {
-      if (meaning == value) return word;
-    }
-    throw MisuseError("a choice without a word");
-  }
-};
-
-/// One of a few words.
-template <class T>
-ConfigField choice(const Words& w, T TrainConfig::*member, std::vector<std::pair<std::string_view, T>> words) {
-  const Vocabulary<T> all{std::move(words)};
-  return other(
-      w, member, [all](std::string_view value) { return all.parse(value); },
-      [all](T value) { return all.print(value); }, [](T) { return true; });
-}
-
-/// One of a few words, or none.
-template <class T>
-ConfigField choice(const Words& w, std::optional<T> TrainConfig::*member,
-                   std::vector<std::pair<std::string_view, T>> words) {
-  const Vocabulary<T> all{std::move(words)};
-  return other(
-      w, member, [all](std::string_view value) { return std::optional(all.parse(value)); },
-      [all](std::optional<T> value) { return all.print(*value); },
-      [](std::optional<T> value) { return value.has_value(); });
-}
-
-const auto positive = [](auto value) { return value > 0; };
-const auto always = [](const auto&) { return true; };
+using namespace fields;
 
 std::string parse_regex(std::string_view value) {
   static_cast<void>(name_pattern(value));
@@ -231,8 +87,7 @@ ConfigField layers(const Words& w, int TrainConfig::*member, int least, int auto
 }
 
 // Weights of a mix: within these bounds every source has a share, and their sum is a number.
-constexpr double least_mix_weight = 1e-9;
-constexpr double most_mix_weight = 1e9;
+constexpr double least_mix_weight = 1e-9, most_mix_weight = 1e9;
 
 /// "a.bin" of "./a.bin".
 std::filesystem::path normal_path(std::string_view path) { return std::filesystem::path(path).lexically_normal(); }
@@ -299,6 +154,11 @@ void add_input_fields(std::vector<ConfigField>& all) {
       &C::objective, {{"lm", Objective::lm}, {"dpo", Objective::dpo}}));
   all.push_back(number({"dpo-beta", "BETA", "0.1", "0.3", "of --objective dpo: factor of the rewards"}, &C::dpo_beta,
                        0.0, unlimited, true));
+  all.push_back(choice<DpoReference>(
+      {"dpo-reference", "WHEN", "auto: what is predicted to take less time", "step",
+       "of --objective dpo: its reference is computed before the first step, or in each step of adapters"},
+      &C::dpo_reference,
+      {{"auto", DpoReference::automatic}, {"before", DpoReference::before}, {"step", DpoReference::step}}));
   all.push_back(text(
       {"out", "DIR", "nothing is saved", "runs/first", "run directory: configuration, metrics, summary, checkpoints"},
       &C::out));
@@ -356,9 +216,18 @@ void add_machine_fields(std::vector<ConfigField>& all) {
                       "folder on a fast disk, for the optimizer state that host memory has no room for; read and "
                       "written in every step"},
                      &C::state_dir));
-  all.push_back(choice<DType>({"compute", "TYPE", "fp32 on the host device, bf16 on GPUs", "bf16",
-                               "compute type: fp32 or bf16 on the host device, bf16 on GPUs"},
-                              &C::compute, {{"fp32", DType::f32}, {"bf16", DType::bf16}}));
+  all.push_back(choice<ComputeType>(
+      {"compute", "TYPE", "fp32 on the host device, bf16 on GPUs", "bf16",
+       "compute type: fp32 on the host device, bf16, or fp8: bf16 with linear layers that multiply eight-bit factors"},
+      &C::compute, {{"fp32", ComputeType::fp32}, {"bf16", ComputeType::bf16}, {"fp8", ComputeType::fp8}}));
+  all.push_back(
+      choice<Fp8Format>({"fp8-gradients", "FORMAT", "e4m3", "e5m2",
+                         "with --compute fp8, of the gradients that are factors: e4m3, or e5m2, of wider range"},
+                        &C::fp8_gradients, {{"e4m3", Fp8Format::e4m3}, {"e5m2", Fp8Format::e5m2}}));
+  all.push_back(choice<Fp8Accumulation>(
+      {"fp8-accumulation", "HOW", "full", "fast",
+       "with --compute fp8, sums of products: full, in fp32, or fast, as Ada and Hopper do faster with fewer bits"},
+      &C::fp8_accumulation, {{"full", Fp8Accumulation::full}, {"fast", Fp8Accumulation::fast}}));
   all.push_back(other({"recompute", "HOW", "auto: as little as fits", "block:8,selective",
                        "computed again in backward: none, selective (norms and activations alone), block (all blocks), "
                        "block:N (the first N), block:N,selective (both), auto"},
@@ -376,98 +245,6 @@ void add_machine_fields(std::vector<ConfigField>& all) {
 }
 
 /// One text that is shown where it is set.
-std::vector<std::string> shown(bool set, std::string text) {
-  return set ? std::vector{std::move(text)} : std::vector<std::string>{};
-}
-
-bool truth(std::string_view value) {
-  if (value != "true" && value != "false") out_of_range(value, "true or false");
-  return value == "true";
-}
-
-double number_in(std::string_view value, double least, double below) {
-  const double x = parse_number(value);
-  if (x < least || x >= below) out_of_range(value, fmt::format("a number from {} to below {}", least, below));
-  return x;
-}
-
-/// Names in "embed_tokens,lm_head".
-std::vector<std::string> names_in(std::string_view value) {
-  std::vector<std::string> names;
-  for (std::size_t begin = 0; begin <= value.size();) {
-    const std::size_t end = std::min(value.find(',', begin), value.size());
-    if (begin == end) out_of_range(value, "names with commas between them");
-    names.emplace_back(value.substr(begin, end - begin));
-    begin = end + 1;
-  }
-  return names;
-}
-
-constexpr std::array<std::pair<std::string_view, WeightCode>, 5> base_formats{{{"bf16", WeightCode::none},
-                                                                               {"int8", WeightCode::int8},
-                                                                               {"nf4", WeightCode::nf4},
-                                                                               {"nf4-double", WeightCode::nf4_double},
-                                                                               {"fp8", WeightCode::fp8}}};
-
-void add_adapter_fields(std::vector<ConfigField>& all) {
-  using C = TrainConfig;
-  constexpr double largest_alpha = 1e6;
-  constexpr std::int64_t largest_rank = 1 << 16;
-  all.push_back(field(
-      {"lora-rank", "RANK", "none: all weights are trained", "16",
-       "train low-rank adapters of this rank, and not the model's own weights"},
-      Kind::number,
-      [](C& c, std::string_view v) {
-        const std::int64_t rank = parse_integer(v);
-        if (rank < 1 || rank > largest_rank) out_of_range(v, "1 to 65536");
-        c.lora.rank = rank;
-      },
-      [](const C& c) { return shown(c.lora.rank > 0, std::to_string(c.lora.rank)); }));
-  all.push_back(field(
-      {"lora-alpha", "ALPHA", "twice the rank", "32", "adapters count alpha / rank times"}, Kind::number,
-      [](C& c, std::string_view v) {
-        c.lora.alpha = number_in(v, 0.0, largest_alpha);
-        if (*c.lora.alpha == 0.0) out_of_range(v, "a number above 0");
-      },
-      [](const C& c) { return shown(c.lora.alpha.has_value(), print_number(c.lora.alpha.value_or(0.0))); }));
-  all.push_back(field(
-      {"lora-targets", "NAMES|REGEX", "all-linear: all linear layers of blocks but routers and experts",
-       "q_proj,v_proj",
-       "linear layers that have adapters: names with commas between them, or a regular expression that whole names "
-       "match, such as .*\\.[0-3]\\.mlp\\..*"},
-      Kind::text,
-      [](C& c, std::string_view v) {
-        static_cast<void>(parse_lora_targets(v));
-        c.lora.targets = v;
-      },
-      [](const C& c) { return shown(!c.lora.targets.empty(), c.lora.targets); }));
-  all.push_back(field(
-      {"lora-dropout", "SHARE", "0", "0.05", "share of the inputs of adapters that is set to zero in training"},
-      Kind::number, [](C& c, std::string_view v) { c.lora.dropout = number_in(v, 0.0, 1.0); },
-      [](const C& c) { return shown(c.lora.dropout.has_value(), print_number(c.lora.dropout.value_or(0.0))); }));
-  all.push_back(field(
-      {"lora-rslora", "", "off", "", "adapters count alpha / sqrt(rank) times"}, Kind::boolean,
-      [](C& c, std::string_view v) { c.lora.rank_stabilized = truth(v); },
-      [](const C& c) {
-        const auto& set = c.lora.rank_stabilized;
-        return shown(set.has_value(), set.value_or(false) ? "true" : "false");
-      }));
-  all.push_back(field(
-      {"lora-modules-to-save", "NAMES", "none", "embed_tokens,lm_head",
-       "modules whose names end so are trained whole, and saved with the adapters"},
-      Kind::text, [](C& c, std::string_view v) { c.lora.modules_to_save = names_in(v); },
-      [](const C& c) {
-        return shown(!c.lora.modules_to_save.empty(), fmt::format("{}", fmt::join(c.lora.modules_to_save, ",")));
-      }));
-  all.push_back(text({"adapter", "DIR", "none", "my-adapter",
-                      "go on from this adapter: a folder that PEFT has written, or a run or checkpoint with adapters"},
-                     &C::adapter));
-  all.push_back(
-      choice<WeightCode>({"base", "FORMAT", "as the model's files have them: bf16, or NF4 by bitsandbytes", "nf4",
-                          "how frozen matrices of blocks are stored: bf16, int8, nf4, nf4-double or fp8"},
-                         &C::base, {base_formats.begin(), base_formats.end()}));
-}
-
 void add_work_fields(std::vector<ConfigField>& all) {
   using C = TrainConfig;
   constexpr std::int64_t many = 1'000'000'000'000;
@@ -570,11 +347,6 @@ void add_report_fields(std::vector<ConfigField>& all) {
 }
 
 }  // namespace
-
-std::string_view base_name(WeightCode code) noexcept {
-  const auto found = std::ranges::find(base_formats, code, &std::pair<std::string_view, WeightCode>::second);
-  return found == base_formats.end() ? "unknown" : found->first;
-}
 
 const std::vector<ConfigField>& config_fields() {
   static const std::vector<ConfigField> fields = [] {

@@ -34,13 +34,14 @@ bool names_module(std::string_view module, std::string_view name) noexcept {
 }
 
 bool LoraTargets::matches(const std::string& module) const {
-  if (all) return true;
+  if (all || none) return all;
   if (names.empty()) return std::regex_match(module, pattern);
   return std::ranges::any_of(names, [&](const std::string& name) { return names_module(module, name); });
 }
 
 LoraTargets parse_lora_targets(std::string_view text) {
   if (text.empty() || text == "all-linear") return {.all = true, .names = {}, .pattern = {}};
+  if (text == "none") return {.none = true, .names = {}, .pattern = {}};
   LoraTargets targets;
   if (std::ranges::all_of(text, [](char c) { return is_name_character(c) || c == ','; })) {
     targets.names = names_of(text);
@@ -48,6 +49,15 @@ LoraTargets parse_lora_targets(std::string_view text) {
     targets.pattern = name_pattern(text);
   }
   return targets;
+}
+
+LoraTargets parse_lora_experts(std::string_view text) {
+  if (text.empty() || text == "none") return {.none = true, .names = {}, .pattern = {}};
+  if (text == "all") return {.all = true, .names = {}, .pattern = {}};
+  if (std::ranges::all_of(text, [](char c) { return is_name_character(c) || c == ','; })) {
+    return {.names = names_of(text), .pattern = {}};
+  }
+  throw UsageError(fmt::format("'{}'", text), "not names with commas between them", "for example all, or down_proj");
 }
 
 }  // namespace tandem

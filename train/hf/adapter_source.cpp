@@ -56,15 +56,34 @@ std::string shape_text(const std::vector<std::int64_t>& shape) { return fmt::for
 
 }  // namespace
 
-PeftTensor peft_tensor_of(const ModelConfig& config, const Parameter& p) {
+std::vector<PeftTensor> peft_tensors_of(const ModelConfig& config, const Parameter& p) {
+  if (is_adapter(p)) return adapter_tensors(config, p);
   const HfTensor tensor = hf_tensor_of(config, p);
-  return {is_adapter(p) ? tensor.name : prefix + tensor.name, tensor.transposed};
+  return {{.name = prefix + tensor.name,
+           .shape = stored_shape(p, tensor),
+           .transposed = tensor.transposed,
+           .first_row = tensor.first_row,
+           .count = p.count}};
 }
 
 bool is_peft_folder(const fs::path& folder) {
   std::error_code ignored;
   return fs::exists(folder / description_name, ignored) || fs::exists(folder / tensors_name, ignored) ||
          fs::exists(folder / "adapter_model.bin", ignored);
+}
+
+void refuse_several_adapters(const fs::path& directory, std::string_view typed) {
+  std::vector<std::string> adapters;
+  std::error_code error;
+  for (fs::directory_iterator it(directory, error), end; !error && it != end; it.increment(error)) {
+    if (is_peft_folder(it->path())) adapters.push_back(it->path().string());
+  }
+  if (adapters.empty()) return;
+  std::ranges::sort(adapters);
+  const std::string more = adapters.size() > 5 ? fmt::format(" and {} more", adapters.size() - 5) : "";
+  adapters.resize(std::min<std::size_t>(adapters.size(), 5));
+  throw UsageError(fmt::format("{} {}", typed, directory.string()), "its folders are adapters, and it is none",
+                   fmt::format("name one of {}{}", fmt::join(adapters, ", "), more));
 }
 
 AdapterSource::AdapterSource(const fs::path& folder) : folder_(folder) {
@@ -94,15 +113,15 @@ bool AdapterSource::holds(const ModelConfig& config, const Parameter& p) const {
   return is_adapter(p) || is_saved_module(config, p, description_.options.modules_to_save);
 }
 
-const StoredTensor* AdapterSource::stored(const ModelConfig& config, const Parameter& p) const {
-  const StoredTensor* const found = tensors_->find(peft_tensor_of(config, p).name);
+const StoredTensor* AdapterSource::stored(const ModelConfig& config, const Parameter& p, const PeftTensor& as) const {
+  const StoredTensor* const found = tensors_->find(as.name);
   const bool is_table = config.tied_head && p.layer == 0 && p.name == "tokens";
   return found == nullptr && is_table ? tensors_->find(head_name) : found;
 }
 
 /// PEFT trains a saved embedding apart from a head that is tied to it, unless told: then they are two, and here one.
 void AdapterSource::check_tied(const ModelConfig& config, const Parameter& table) const {
-  const StoredTensor* const own = tensors_->find(peft_tensor_of(config, table).name);
+  const StoredTensor* const own = tensors_->find(peft_tensors_of(config, table).front().name);
   const StoredTensor* const head = tensors_->find(head_name);
   if (own != nullptr && head != nullptr ? equal(*own, *head) : description_.tied_modules) return;
   throw InputError(fmt::format("adapter {}", folder_.string()),
@@ -135,17 +154,18 @@ void AdapterSource::check(const ModelConfig& config, const ParameterLayout& layo
   const Parameter* table = nullptr;
   for (const Parameter* p : layout.owned_parameters()) {
     if (!holds(config, *p)) continue;
-    const PeftTensor as = peft_tensor_of(config, *p);
-    used.insert(as.name);
     if (config.tied_head && p->layer == 0 && p->name == "tokens") table = p;
-    const StoredTensor* const found = stored(config, *p);
-    if (found == nullptr) {
-      wrong.missing.push_back(as.name);
-    } else if (const auto shape = stored_shape(*p, hf_tensor_of(config, *p)); found->shape != shape) {
-      wrong.misshapen.push_back(
-          fmt::format("{} {} instead of {}", as.name, shape_text(found->shape), shape_text(shape)));
-    } else if (found->dtype != "F32" && found->dtype != "F16" && found->dtype != "BF16") {
-      wrong.misshapen.push_back(fmt::format("{} of type {}", as.name, found->dtype));
+    for (const PeftTensor& as : peft_tensors_of(config, *p)) {
+      used.insert(as.name);
+      const StoredTensor* const found = stored(config, *p, as);
+      if (found == nullptr) {
+        wrong.missing.push_back(as.name);
+      } else if (found->shape != as.shape) {
+        wrong.misshapen.push_back(
+            fmt::format("{} {} instead of {}", as.name, shape_text(found->shape), shape_text(as.shape)));
+      } else if (found->dtype != "F32" && found->dtype != "F16" && found->dtype != "BF16") {
+        wrong.misshapen.push_back(fmt::format("{} of type {}", as.name, found->dtype));
+      }
     }
   }
   if (table != nullptr) used.insert(head_name);
@@ -161,19 +181,25 @@ void AdapterSource::read(const ModelConfig& config, const Parameter& p, std::int
   if (checkpoint_) {
     return checkpoint_->read(checkpoint_->index_of(p.full_name), StateArray::master, first, values);
   }
-  const StoredTensor& tensor = *stored(config, p);
-  if (!peft_tensor_of(config, p).transposed) {
-    const std::int64_t row = p.count / p.shape[0];
-    return widen(tensor, hf_tensor_of(config, p).first_row * row + first, values);
+  const std::vector<PeftTensor> tensors = peft_tensors_of(config, p);
+  const std::int64_t each = tensors.front().count;
+  while (!values.empty()) {
+    const std::int64_t within = first % each;
+    const auto part = values.first(std::min(values.size(), static_cast<std::size_t>(each - within)));
+    const PeftTensor& as = tensors.at(static_cast<std::size_t>(first / each));
+    read_part(*stored(config, p, as), as, within, part);
+    first += std::ssize(part);
+    values = values.subspan(part.size());
   }
-  // Lies as (columns, rows): few enough to be held, as one side of it is the rank, or the model's width.
-  std::vector<float> all(static_cast<std::size_t>(p.count));
+}
+
+void AdapterSource::read_part(const StoredTensor& tensor, const PeftTensor& as, std::int64_t first,
+                              std::span<float> values) const {
+  if (!as.transposed) return widen(tensor, as.place(first), values);
+  // Few enough to be held, as one side of it is the rank, or the model's width.
+  std::vector<float> all(static_cast<std::size_t>(tensor.count));
   widen(tensor, 0, all);
-  const std::int64_t rows = p.shape[0], columns = p.shape[1];
-  for (std::size_t i = 0; i < values.size(); ++i) {
-    const std::int64_t at = first + static_cast<std::int64_t>(i);
-    values[i] = all[static_cast<std::size_t>(at % columns * rows + at / columns)];
-  }
+  for (float& value : values) value = all[static_cast<std::size_t>(as.place(first++))];
 }
 
 std::shared_ptr<const AdapterSource> open_adapter(const fs::path& path, std::string_view typed) {
@@ -186,6 +212,7 @@ std::shared_ptr<const AdapterSource> open_adapter(const fs::path& path, std::str
     return std::make_shared<AdapterSource>(std::move(newest));
   }
   if (is_peft_folder(path)) return std::make_shared<AdapterSource>(path);
+  refuse_several_adapters(path, typed);
   throw UsageError(fmt::format("{} {}", typed, path.string()),
                    fs::exists(path, ignored) ? "it holds no adapter" : "there is no such folder",
                    "name a folder that PEFT has written, or a run or checkpoint with adapters");

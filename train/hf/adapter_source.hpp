@@ -6,22 +6,20 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "core/params/parameter_layout.hpp"
 #include "io/checkpoint.hpp"
 #include "io/safetensors.hpp"
 #include "models/config/config.hpp"
+#include "models/transformer/adapter_modules.hpp"
 #include "train/hf/peft_config.hpp"
 
 namespace tandem {
 
-/// Name of a parameter's tensor in PEFT's file, and whether it lies there transposed: matrix B of an adapter, and the
-/// weights of Conv1D layers that are saved whole.
-struct PeftTensor {
-  std::string name;
-  bool transposed = false;
-};
-PeftTensor peft_tensor_of(const ModelConfig& config, const Parameter& parameter);
+/// Tensors in PEFT's file of a matrix of an adapter, or of a parameter that is saved whole, each of an equal part of
+/// it.
+std::vector<PeftTensor> peft_tensors_of(const ModelConfig& config, const Parameter& parameter);
 
 /// An adapter: matrices A and B of linear layers, and modules that were trained whole beside them.
 class AdapterSource {
@@ -47,7 +45,8 @@ class AdapterSource {
  private:
   void check_checkpoint(const ParameterLayout& layout) const;
   void check_tied(const ModelConfig& config, const Parameter& table) const;
-  const StoredTensor* stored(const ModelConfig& config, const Parameter& parameter) const;
+  const StoredTensor* stored(const ModelConfig& config, const Parameter& parameter, const PeftTensor& tensor) const;
+  void read_part(const StoredTensor& tensor, const PeftTensor& as, std::int64_t first, std::span<float> values) const;
 
   std::filesystem::path folder_;
   PeftConfig description_;
@@ -57,6 +56,10 @@ class AdapterSource {
 
 /// Whether the folder holds an adapter as PEFT writes it.
 bool is_peft_folder(const std::filesystem::path& folder);
+
+/// Throws UsageError where folders in this one are adapters, as PEFT writes several of one model. `typed`: flag before
+/// the name.
+void refuse_several_adapters(const std::filesystem::path& folder, std::string_view typed);
 
 /// The adapter of a folder of PEFT's, of a checkpoint, or of a run's newest good checkpoint. `typed`: flag before the
 /// name, for errors. Throws UsageError where it is none of these, or its training had no adapters.

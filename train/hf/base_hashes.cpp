@@ -57,31 +57,47 @@ class ParameterHash {
   StateDigest digest_;
 };
 
+[[noreturn]] void refuse_base(const Checkpoint& checkpoint, const std::string& parameter) {
+  throw InputError(
+      fmt::format("checkpoint {}", checkpoint.directory().string()),
+      fmt::format("the base has changed since {} trained: {} has other values",
+                  checkpoint.manifest().adapter.empty() ? "the others were" : "its adapters were", parameter),
+      "put the base back as it was");
+}
+
 }  // namespace
 
-ParameterValues hashing(ParameterValues values, std::function<void(const Parameter&, const std::string&)> done) {
+ParameterValues hashing(ParameterValues values, std::function<bool(const Parameter&)> wanted,
+                        std::function<void(const Parameter&, const std::string&)> done) {
   auto hash = std::make_shared<ParameterHash>();
-  return [values = std::move(values), done = std::move(done), hash](const Parameter& p, std::int64_t first,
-                                                                    std::span<float> to) {
+  return [values = std::move(values), wanted = std::move(wanted), done = std::move(done), hash](
+             const Parameter& p, std::int64_t first, std::span<float> to) {
     values(p, first, to);
-    if (p.options.trainable) return;
+    if (!wanted(p)) return;
     hash->add(p, first, to);
     if (first + std::ssize(to) == p.count) done(p, hash->of_whole(p));
   };
 }
 
-void refuse_base(const Checkpoint& checkpoint, const std::string& parameter) {
-  throw InputError(fmt::format("checkpoint {}", checkpoint.directory().string()),
-                   fmt::format("the base has changed since its adapters were trained: {} has other values", parameter),
-                   "put the base back as it was");
+void check_base(const Checkpoint& checkpoint, const BaseHashes& hashes) {
+  const auto hash_in = [](const std::map<std::string, std::string>& all, const std::string& name) {
+    const auto found = all.find(name);
+    return found == all.end() ? std::string() : found->second;
+  };
+  for (const CheckpointParameter& p : checkpoint.manifest().parameters) {
+    if (p.elsewhere.empty() || p.elsewhere == hash_in(hashes.stored, p.name)) continue;
+    // Checkpoints made before codes had a hash have that of the values alone.
+    if (p.original.empty() && p.elsewhere == hash_in(hashes.original, p.name)) continue;
+    refuse_base(checkpoint, p.name);
+  }
 }
 
-void check_base(const Checkpoint& checkpoint, const BaseHashes& hashes) {
-  for (const CheckpointParameter& p : checkpoint.manifest().parameters) {
-    const auto found = hashes.find(p.name);
-    if (!p.elsewhere.empty() && (found == hashes.end() || found->second != p.elsewhere)) {
-      refuse_base(checkpoint, p.name);
-    }
+void check_base(const Checkpoint& checkpoint, const Parameter& p, const std::string& hash_of_values) {
+  const auto& stored = checkpoint.manifest().parameters;
+  const auto found = std::ranges::find(stored, p.full_name, &CheckpointParameter::name);
+  if (found == stored.end() || found->elsewhere.empty()) return;
+  if (hash_of_values != (found->original.empty() ? found->elsewhere : found->original)) {
+    refuse_base(checkpoint, p.full_name);
   }
 }
 

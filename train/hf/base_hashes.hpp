@@ -1,5 +1,6 @@
 #pragma once
-// Hashes of a base model's frozen parameters: checkpoints of adapters hold these in place of the values.
+// Hashes of a base model's frozen parameters: checkpoints of adapters, and of runs over a base in fewer bits, hold
+// these in place of the values.
 #include <functional>
 #include <map>
 #include <string>
@@ -10,18 +11,21 @@
 
 namespace tandem {
 
-/// Hash of each frozen parameter's values, as the state digest has it, by full name: of the base's own, rounded to
-/// bf16 where they are weights of bf16, whatever format they are stored in for training.
-using BaseHashes = std::map<std::string, std::string>;
+/// Hashes of frozen parameters, each as the state digest has it, by full name.
+struct BaseHashes {
+  std::map<std::string, std::string> stored;  ///< as they lie for training: of coded ones by codes and scales
+  /// Those of the coded ones' values in the base itself, rounded to bf16.
+  std::map<std::string, std::string> original;
+};
 
-/// Passes values on, and tells `done` the hash of each frozen parameter when all of it has passed, in order.
-ParameterValues hashing(ParameterValues values,
+/// Passes values on, and tells `done` the hash of each parameter that is `wanted` when all of it has passed, in order:
+/// of its values, rounded to bf16 where they are weights of bf16.
+ParameterValues hashing(ParameterValues values, std::function<bool(const Parameter&)> wanted,
                         std::function<void(const Parameter& parameter, const std::string& hash)> done);
 
-/// Throws InputError, of a parameter that is not the one that the checkpoint's adapters were trained over.
-[[noreturn]] void refuse_base(const Checkpoint& checkpoint, const std::string& parameter);
-
-/// Throws InputError as refuse_base, of the first parameter that has another hash than the checkpoint says.
+/// Throws InputError that names the first parameter which is not the one that the checkpoint's state was trained over.
 void check_base(const Checkpoint& checkpoint, const BaseHashes& hashes);
+/// Throws InputError as that where the values of one parameter, of this hash, are not those.
+void check_base(const Checkpoint& checkpoint, const Parameter& parameter, const std::string& hash_of_values);
 
 }  // namespace tandem

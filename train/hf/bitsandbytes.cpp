@@ -21,7 +21,7 @@ constexpr const char* description_of_nf4 = ".quant_state.bitsandbytes__nf4";
 constexpr const char* description_of_fp4 = ".quant_state.bitsandbytes__fp4";
 /// Scales of the rows of a matrix in int8.
 constexpr const char* row_scales = "SCB";
-constexpr const char* advice = "use the model's bf16 or fp32 weights, of which the quantized ones were made";
+constexpr const char* use_originals = "use the model's bf16 or fp32 weights, of which the quantized ones were made";
 
 std::string scales_of_int8(const std::string& name) {
   return name.substr(0, name.rfind('.') + 1) + row_scales;  // beside the weight, not below it
@@ -44,7 +44,7 @@ bool holds(const StoredTensor& tensor, std::uint32_t size, float (*number)(std::
 }
 
 void require(bool holds, const std::string& what, std::string_view why) {
-  if (!holds) throw InputError(what, why, advice);
+  if (!holds) throw InputError(what, why, use_originals);
 }
 
 void require_finite(const std::string& what, const StoredTensor& scales, std::string_view name) {

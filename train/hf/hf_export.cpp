@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <system_error>
@@ -77,6 +78,18 @@ std::string shard_name(std::size_t index, std::size_t count) {
   return count == 1 ? "model.safetensors" : fmt::format("model-{:05}-of-{:05}.safetensors", index + 1, count);
 }
 
+void write_row(SafetensorsWriter& writer, ExportType type, std::span<const float> values) {
+  if (type == ExportType::fp32) return writer.write(values.data(), values.size_bytes());
+  constexpr std::size_t longest = 1 << 16;  // elements converted at a time
+  std::vector<bf16> narrow(std::min(longest, values.size()));
+  while (!values.empty()) {
+    const auto part = values.first(std::min(longest, values.size()));
+    std::ranges::transform(part, narrow.begin(), numerics::weight_of_master);
+    writer.write(narrow.data(), part.size() * sizeof(bf16));
+    values = values.subspan(part.size());
+  }
+}
+
 /// Row by row where the file wants the other order, so that no second copy is needed.
 void write_values(SafetensorsWriter& writer, const ExportPart& part, bool transposed, ExportType type,
                   std::span<const float> values) {
@@ -85,19 +98,12 @@ void write_values(SafetensorsWriter& writer, const ExportPart& part, bool transp
   const std::int64_t rows = transposed ? shape[1] : (part.count + longest - 1) / longest;
   const std::int64_t columns = transposed ? shape[0] : std::min(longest, part.count);
   std::vector<float> row(static_cast<std::size_t>(columns));
-  std::vector<bf16> narrow(row.size());
   for (std::int64_t r = 0; r < rows; ++r) {
     const std::int64_t count = transposed ? columns : std::min(columns, part.count - r * columns);
     for (std::int64_t c = 0; c < count; ++c) {
       row[static_cast<std::size_t>(c)] = values[static_cast<std::size_t>(transposed ? c * rows + r : r * columns + c)];
     }
-    const auto size = static_cast<std::size_t>(count);
-    if (type == ExportType::fp32) {
-      writer.write(row.data(), size * sizeof(float));
-    } else {
-      std::transform(row.begin(), row.begin() + count, narrow.begin(), numerics::weight_of_master);
-      writer.write(narrow.data(), size * sizeof(bf16));
-    }
+    write_row(writer, type, std::span(row).first(static_cast<std::size_t>(count)));
   }
 }
 
@@ -189,41 +195,77 @@ void write_model(const fs::path& hidden, const ExportContent& content) {
   write_file_atomically(hidden / "config.json", config_text(content));
 }
 
+/// Elements of a parameter that lie in a tensor of an adapter.
+struct AdapterPart {
+  const Parameter* parameter;
+  std::int64_t first;
+  PeftTensor as;
+};
+
+/// A tensor of an adapter's file, and what makes it up.
+struct AdapterTensor {
+  std::string name;
+  std::vector<std::int64_t> shape;
+  std::vector<AdapterPart> parts;
+};
+
 /// The adapter's tensors, under PEFT's names. PEFT has a tied table twice: as the embedding's, and as the head's.
-Shard adapter_shard(const AdapterExport& content) {
-  Shard shard;
-  const auto add = [&](const Parameter& p, HfTensor as) {
-    if (as.first_row == 0) shard.tensors.push_back({.as = std::move(as), .parts = {}});
-    shard.tensors.back().parts.push_back({&p, 0, p.count});
+std::vector<AdapterTensor> adapter_file(const AdapterExport& content) {
+  std::vector<AdapterTensor> tensors;
+  const auto add = [&](const Parameter& p, std::int64_t first, const PeftTensor& as) {
+    if (as.first_row == 0) tensors.push_back({.name = as.name, .shape = as.shape, .parts = {}});
+    tensors.back().parts.push_back({&p, first, as});
   };
   for (const Parameter* p : content.layout.owned_parameters()) {
     if (!p->options.trainable) continue;
-    HfTensor as = hf_tensor_of(content.config, *p);
-    as.name = peft_tensor_of(content.config, *p).name;
-    add(*p, as);
-    const bool tied = content.config.tied_head && p->layer == 0 && p->name == "tokens";
-    as.name = "base_model.model.lm_head.weight";
-    if (tied) add(*p, as);
+    std::int64_t first = 0;
+    for (PeftTensor& as : peft_tensors_of(content.config, *p)) {
+      add(*p, first, as);
+      first += as.count;
+      const bool tied = content.config.tied_head && p->layer == 0 && p->name == "tokens";
+      as.name = "base_model.model.lm_head.weight";
+      if (tied) add(*p, 0, as);
+    }
   }
-  return shard;
+  return tensors;
+}
+
+/// Values of a tensor of an adapter's file, as they lie there.
+std::vector<float> values_of(const AdapterExport& content, const AdapterTensor& tensor) {
+  std::int64_t count = 1;
+  for (const std::int64_t side : tensor.shape) count *= side;
+  std::vector<float> all(static_cast<std::size_t>(count)), own;
+  for (const AdapterPart& part : tensor.parts) {
+    const auto size = static_cast<std::size_t>(part.as.count);
+    if (!part.as.transposed) {
+      content.values(*part.parameter, part.first,
+                     std::span(all).subspan(static_cast<std::size_t>(part.as.place(0)), size));
+      continue;
+    }
+    own.resize(size);
+    content.values(*part.parameter, part.first, own);
+    for (std::size_t i = 0; i < size; ++i) {
+      all[static_cast<std::size_t>(part.as.place(static_cast<std::int64_t>(i)))] = own[i];
+    }
+  }
+  return all;
 }
 
 void write_adapter(const fs::path& hidden, const AdapterExport& content) {
-  const ExportContent tensors{
-      .config = content.config, .layout = content.layout, .type = content.type, .beside = {}, .values = content.values};
-  const Shard shard = adapter_shard(content);
-  std::int64_t largest = 0;
-  for (const ExportTensor& tensor : shard.tensors) {
-    for (const ExportPart& part : tensor.parts) largest = std::max(largest, part.count);
+  const std::vector<AdapterTensor> tensors = adapter_file(content);
+  std::vector<TensorSpec> specs;
+  for (const AdapterTensor& tensor : tensors) {
+    specs.push_back({tensor.name, content.type == ExportType::fp32 ? "F32" : "BF16", tensor.shape});
   }
-  std::vector<float> buffer(static_cast<std::size_t>(largest));
-  write_shard(hidden / "adapter_model.safetensors", shard, tensors, buffer);
+  SafetensorsWriter writer(hidden / "adapter_model.safetensors", specs, {{"format", "pt"}});
+  for (const AdapterTensor& tensor : tensors) write_row(writer, content.type, values_of(content, tensor));
+  writer.finish();
   for (const FileBeside& file : content.beside) copy_beside(hidden, file);
   write_file_atomically(hidden / "adapter_config.json",
                         peft_config_text(content.config, content.options, content.base));
 }
 
-/// The two matrices of a linear layer's adapter.
+/// The two matrices of a linear layer's adapter, or those of all experts: (E, r, I) and (E, r, O).
 class AdapterProduct {
  public:
   AdapterProduct(const Parameter& a, const Parameter& b, double scale)
@@ -237,15 +279,16 @@ class AdapterProduct {
     values(b_, 0, matrix_b_);
   }
 
-  /// Adds elements [first, first + to.size()) of scale B A, (O, I).
+  /// Adds elements [first, first + to.size()) of scale B A, (E, O, I).
   void add(std::int64_t first, std::span<float> to) const {
-    const std::int64_t rank = a_.shape[0], inputs = a_.shape[1], outputs = b_.shape[1];
+    const int last = a_.shape.rank() - 1;
+    const std::int64_t rank = a_.shape[last - 1], inputs = a_.shape[last], outputs = b_.shape[last];
     std::vector<float> sum(static_cast<std::size_t>(inputs));
     while (!to.empty()) {
-      const std::int64_t row = first / inputs, column = first % inputs;
+      const std::int64_t expert = first / (inputs * outputs), row = first / inputs % outputs, column = first % inputs;
       const auto part = to.first(std::min(to.size(), static_cast<std::size_t>(inputs - column)));
       std::ranges::fill(sum, 0.0F);
-      for (std::int64_t k = 0; k < rank; ++k) {
+      for (std::int64_t k = expert * rank; k < (expert + 1) * rank; ++k) {
         const float b = matrix_b_[static_cast<std::size_t>(k * outputs + row)];
         const float* const a = matrix_a_.data() + k * inputs + column;
         for (std::size_t i = 0; i < part.size(); ++i) sum[i] += b * a[i];
@@ -262,6 +305,29 @@ class AdapterProduct {
   std::vector<float> matrix_a_, matrix_b_;
 };
 
+/// The adapter that a parameter of the model itself has; null where it has none.
+std::unique_ptr<AdapterProduct> product_of(const ModelConfig& config, const ParameterLayout& layout,
+                                           const Parameter& p) {
+  if (p.layer < 1 || p.layer > config.layers) return nullptr;
+  const std::string block = layout.layer(p.layer).name + ".";
+  for (const AdapterModule& module : adapter_modules(config)) {
+    const LoraModule* const lora = config.lora->find(p.layer - 1, module.name);
+    if (lora == nullptr) continue;
+    for (const LinearLayer& layer : module.layers) {
+      if (p.name != layer.module + ".weight") continue;
+      return std::make_unique<AdapterProduct>(layout.parameter(block + a_of(module)),
+                                              layout.parameter(block + b_of(layer)), config.lora->scale(*lora));
+    }
+  }
+  return nullptr;
+}
+
+/// The adapter of the parameter that was asked for last: one of experts is asked for in as many parts.
+struct LastProduct {
+  std::string parameter;
+  std::unique_ptr<AdapterProduct> product;
+};
+
 }  // namespace
 
 void export_hf(const fs::path& to, const ExportContent& content) {
@@ -275,20 +341,14 @@ void export_adapter(const fs::path& to, const AdapterExport& content) {
 std::function<void(const Parameter&, std::int64_t, std::span<float>)> merged_values(
     const ModelConfig& config, const ParameterLayout& layout,
     std::function<void(const Parameter&, std::int64_t, std::span<float>)> values) {
-  const double scale = config.lora.value().scale();
-  return [&config, &layout, values = std::move(values), scale](const Parameter& p, std::int64_t first,
-                                                               std::span<float> to) {
-    const Parameter& own = layout.parameter(p.full_name);
-    values(own, first, to);
-    const std::size_t end = p.name.ends_with(".weight") ? p.name.size() - std::string_view(".weight").size() : 0;
-    const std::string module = p.name.substr(0, end);
-    const bool in_block = p.layer > 0 && p.layer <= config.layers;
-    if (!in_block || !config.lora->adapts(p.layer - 1, module)) return;
-    const std::string whole = layout.layer(p.layer).name + "." + module;
-    AdapterProduct product(layout.parameter(whole + std::string(lora_a)), layout.parameter(whole + std::string(lora_b)),
-                           scale);
-    product.load(values);
-    product.add(first, to);
+  return [&config, &layout, values = std::move(values), last = std::make_shared<LastProduct>()](
+             const Parameter& p, std::int64_t first, std::span<float> to) {
+    values(layout.parameter(p.full_name), first, to);
+    if (last->parameter != p.full_name) {
+      *last = {p.full_name, product_of(config, layout, p)};
+      if (last->product) last->product->load(values);
+    }
+    if (last->product) last->product->add(first, to);
   };
 }
 

@@ -18,7 +18,7 @@ namespace tandem {
 namespace {
 
 namespace fs = std::filesystem;
-constexpr const char* head_name = "lm_head.weight";
+constexpr const char* tied_head_name = "lm_head.weight";
 
 /// The shards that an index names, each once.
 std::vector<fs::path> files_of_index(const fs::path& directory, const fs::path& index) {
@@ -121,7 +121,7 @@ const StoredTensor* HfWeights::find(const std::string& name) const {
 const StoredTensor* HfWeights::stored(const ModelConfig& config, const std::string& name) const {
   const StoredTensor* const found = find(name);
   const bool is_embedding = name == "model.embed_tokens.weight" || name == "transformer.wte.weight";
-  return found == nullptr && config.tied_head && is_embedding ? find(head_name) : found;
+  return found == nullptr && config.tied_head && is_embedding ? find(tied_head_name) : found;
 }
 
 /// The matrix of this name as bitsandbytes has quantized it; none where it is stored plainly.
@@ -160,7 +160,7 @@ void HfWeights::check_nf4(const Parameter& p, const HfTensor& tensor, const Nf4T
 
 /// Checks the copy of a tied head that a file may hold. A head that differs from the embedding would be lost silently.
 void HfWeights::check_tied_head(const ModelConfig& config, const ParameterLayout& layout) const {
-  const StoredTensor* const head = find(head_name);
+  const StoredTensor* const head = find(tied_head_name);
   if (!config.tied_head || head == nullptr) return;
   const std::string name = hf_tensor_of(config, *layout.owned_parameters().front()).name;  // the embedding comes first
   const StoredTensor& embedding = *stored(config, name);
@@ -170,7 +170,7 @@ void HfWeights::check_tied_head(const ModelConfig& config, const ParameterLayout
     return;
   }
   throw InputError(fmt::format("tensors of {}", directory_.string()),
-                   fmt::format("{} differs from {}, which config.json says it is", head_name, name),
+                   fmt::format("{} differs from {}, which config.json says it is", tied_head_name, name),
                    "set \"tie_word_embeddings\" to false in config.json");
 }
 
@@ -190,7 +190,7 @@ void HfWeights::check(const ModelConfig& config, const ParameterLayout& layout) 
   check_types();
   std::vector<std::string> missing, misshapen, unexpected;
   std::set<const StoredTensor*> used;
-  const StoredTensor* const head = find(head_name);
+  const StoredTensor* const head = find(tied_head_name);
   const auto check_tensor = [&](const Parameter& p, const HfTensor& tensor) {
     const StoredTensor* stored = this->stored(config, tensor.name);
     if (tensor.first_row > 0) {  // part of a tensor that an earlier parameter has asked for

@@ -16,7 +16,6 @@
 #include "models/transformer/transformer.hpp"
 #include "offload/engine/state_io.hpp"
 #include "train/config/config.hpp"
-#include "train/config/name_pattern.hpp"
 #include "train/hf/adapter_source.hpp"
 #include "train/hf/base_hashes.hpp"
 #include "train/hf/hf_weights.hpp"
@@ -25,6 +24,7 @@
 #include "train/hf/model_names.hpp"
 #include "train/hf/quantized_config.hpp"
 #include "train/hf/tokenizer_files.hpp"
+#include "train/hf/trained_layout.hpp"
 
 namespace tandem {
 namespace {
@@ -46,10 +46,14 @@ ModelConfig config_of(const Checkpoint& checkpoint) {
   }
 }
 
+/// The word before the targets of an adapter, for errors.
+std::string targets_of(const AdapterSource& adapter) {
+  return fmt::format("adapter {}: target_modules", adapter.folder().string());
+}
+
 /// Puts an adapter on top of its base.
 void put_on_top(ModelSource& source, std::shared_ptr<const AdapterSource> adapter) {
-  const std::string what = fmt::format("adapter {}: target_modules", adapter->folder().string());
-  source.config.lora = lora_config(source.config, adapter->description().options, what);
+  source.config.lora = lora_config(source.config, adapter->description().options, targets_of(*adapter));
   source.adapter = std::move(adapter);
 }
 
@@ -62,35 +66,81 @@ ModelSource random_base(const std::string& name, std::uint64_t seed) {
   return source;
 }
 
-/// The base that an adapter names. `typed`: what the adapter's folder stood behind.
-ModelSource base_of(const AdapterSource& adapter, std::string_view typed) {
-  const std::string what = fmt::format("{} {}", typed, adapter.folder().string()), base = adapter.description().base;
+/// How the base of a source is looked for. Throws UsageError where bases name one another.
+ModelLookup beneath(const ModelLookup& lookup, const std::string& what) {
+  constexpr int most = 16;
+  if (lookup.above < most) return {.typed = "base", .trains = false, .above = lookup.above + 1};
+  throw UsageError(what,
+                   fmt::format("more than {} adapters and checkpoints name each the next one as their base", most),
+                   "name the base by --model, and the adapter by --adapter");
+}
+
+/// The base that an adapter names. `lookup`: of the adapter's folder.
+ModelSource base_of(const AdapterSource& adapter, const ModelLookup& lookup) {
+  const std::string what = fmt::format("{} {}", lookup.typed, adapter.folder().string());
+  const std::string base = adapter.description().base;
   const std::string advice = fmt::format("name the base, and give this with --adapter {}", adapter.folder().string());
   std::error_code ignored;
   if (base.empty()) throw UsageError(what, "it holds an adapter that does not name its base", advice);
-  if (!fs::exists(base, ignored) && !cached_snapshot(base)) {
+  const auto cached = fs::exists(base, ignored) ? std::nullopt : cached_snapshot(base);
+  if (is_peft_folder(cached.value_or(base))) {
+    throw UsageError(
+        what, fmt::format("its base {} holds an adapter itself", base),
+        fmt::format("tandem export {} --merged --to DIR makes a model of that: name DIR as the base", base));
+  }
+  if (!fs::exists(base, ignored) && !cached) {
     const bool built_in = std::ranges::count(builtin_models(), base) > 0;
     if (built_in && adapter.checkpoint() != nullptr) return random_base(base, adapter.checkpoint()->manifest().seed);
     throw UsageError(what, fmt::format("it holds an adapter of {}, which is neither here nor in the hub's cache", base),
                      advice);
   }
-  return find_model(base, {.typed = "base", .trains = false});
+  return find_model(base, beneath(lookup, what));
 }
 
-/// A checkpoint that holds the model itself, or the adapters of one.
-ModelSource from_checkpoint(std::unique_ptr<Checkpoint> checkpoint, std::string_view typed) {
+/// Throws InputError that names the first difference between what the models of a checkpoint and of `config` compute of
+/// their parameters.
+void check_function(const Checkpoint& checkpoint, const ModelConfig& config);
+
+/// A checkpoint of trained parameters, on top of the model that has the others: the one that it names, or random
+/// weights by its seed.
+ModelSource over_base(std::unique_ptr<Checkpoint> checkpoint, const ModelLookup& lookup) {
+  const Manifest& manifest = checkpoint->manifest();
+  const std::string what = fmt::format("{} {}", lookup.typed, checkpoint->directory().string()), &base = manifest.base;
+  ModelSource source;
+  std::error_code ignored;
+  if (base.empty()) {
+    source.config = config_of(*checkpoint);
+    source.random_seed = manifest.seed;
+  } else if (fs::exists(base, ignored) || cached_snapshot(base)) {
+    source = find_model(base, beneath(lookup, what));
+    source.config.lora.reset();
+    source.adapter.reset();  // one that has come into the folder since
+    check_function(*checkpoint, source.config);
+  } else {
+    throw UsageError(
+        what, fmt::format("its frozen parameters are those of {}, which is neither here nor in the hub's cache", base),
+        "put that back");
+  }
+  source.base = checkpoint->directory().string();
+  source.on_top.push_back(std::move(checkpoint));
+  return source;
+}
+
+/// A checkpoint that holds the model itself, the trained parameters of one, or its adapters.
+ModelSource from_checkpoint(std::unique_ptr<Checkpoint> checkpoint, const ModelLookup& lookup) {
   ModelSource source;
   ModelConfig config = config_of(*checkpoint);
   const bool bytes = checkpoint->manifest().token_kind == "bytes";
   const std::vector<fs::path> beside = checkpoint->files_beside();
-  const fs::path folder = checkpoint->directory();
-  if (checkpoint->manifest().adapter.empty()) {
+  if (checkpoint->manifest().base_format.empty()) {
     source.config = std::move(config);
+    source.base = checkpoint->directory().string();
     source.checkpoint = std::move(checkpoint);
-    source.base = folder.string();
+  } else if (checkpoint->manifest().adapter.empty()) {
+    source = over_base(std::move(checkpoint), lookup);
   } else {
     auto adapter = std::make_shared<const AdapterSource>(std::move(checkpoint));
-    source = base_of(*adapter, typed);
+    source = base_of(*adapter, lookup);
     put_on_top(source, std::move(adapter));
   }
   source.bytes = bytes;
@@ -118,6 +168,7 @@ void refuse_foreign_weights(const fs::path& directory, const ModelLookup& lookup
 }
 
 [[noreturn]] void refuse_folder(const fs::path& directory, std::string_view typed) {
+  refuse_several_adapters(directory, typed);
   const auto foreign = foreign_weights_in(directory);
   throw UsageError(fmt::format("{} {}", typed, directory.string()),
                    foreign ? fmt::format("a folder without config.json or checkpoints; it holds {} ({})", foreign->file,
@@ -129,12 +180,12 @@ void refuse_foreign_weights(const fs::path& directory, const ModelLookup& lookup
 /// `files`: those of its tensors where they were found already; null: not yet.
 ModelSource from_directory(const fs::path& directory, const ModelLookup& lookup,
                            std::shared_ptr<HfWeightFiles> files = {}) {
-  if (is_checkpoint(directory)) return from_checkpoint(std::make_unique<Checkpoint>(directory), lookup.typed);
+  if (is_checkpoint(directory)) return from_checkpoint(std::make_unique<Checkpoint>(directory), lookup);
   if (fs::is_directory(directory / "checkpoints")) {
     auto newest = newest_checkpoint(directory / "checkpoints",
                                     [](const fs::path&, const std::string& why) { spdlog::warn("{}", why); });
     if (!newest) throw InputError(fmt::format("run {}", directory.string()), "it holds no good checkpoint");
-    return from_checkpoint(std::move(newest), lookup.typed);
+    return from_checkpoint(std::move(newest), lookup);
   }
   const bool is_described = fs::exists(directory / "config.json");
   std::shared_ptr<const AdapterSource> adapter;
@@ -142,8 +193,9 @@ ModelSource from_directory(const fs::path& directory, const ModelLookup& lookup,
     adapter = std::make_shared<const AdapterSource>(directory);
   }
   if (adapter && !is_described) {
-    ModelSource source = base_of(*adapter, lookup.typed);
+    ModelSource source = base_of(*adapter, lookup);
     put_on_top(source, std::move(adapter));
+    source.beside = files_with_adapter(std::move(source.beside), directory);
     return source;
   }
   if (!is_described) refuse_folder(directory, lookup.typed);
@@ -283,40 +335,6 @@ ModelSource find_trained_model(const std::string& name, std::string_view typed) 
 
 namespace {
 
-/// Whether a parameter's names all match, or none does. Throws UsageError where only some do: experts are one
-/// parameter.
-template <class Frozen>
-bool all_frozen(const ModelConfig& config, const Parameter& p, const Frozen& frozen) {
-  const std::int64_t count = hf_tensor_count(p);
-  std::int64_t matching = 0;
-  for (std::int64_t i = 0; i < count; ++i) matching += frozen(hf_tensor_of(config, p, i).name) ? 1 : 0;
-  if (matching == 0 || matching == count) return matching > 0;
-  throw UsageError(fmt::format("--freeze matches {} of {} experts' {}", matching, count, p.full_name),
-                   "the experts of a layer are trained together", "a pattern that matches all of them, or none");
-}
-
-/// `plain`, the model's layout, with `choose(parameter, options)` changing the options of those that own storage.
-template <class Choose>
-ParameterLayout layout_with(const ParameterLayout& plain, const Choose& choose) {
-  ParameterLayout layout;
-  for (const Layer& layer : plain.layers()) {
-    auto builder = layout.add_layer(layer.name);
-    for (const Parameter& p : layer.parameters) {
-      ParameterOptions options = p.options;
-      if (!p.tied()) choose(p, options);
-      builder.add(p.name, p.shape, options);
-    }
-  }
-  for (const Layer& layer : plain.layers()) {
-    for (const Parameter& p : layer.parameters) {
-      if (!p.tied()) continue;
-      const Layer& owner = plain.layer(p.tied_layer);
-      layout.tie(owner.parameters.at(static_cast<std::size_t>(p.tied_index)).full_name, p.full_name);
-    }
-  }
-  return layout;
-}
-
 /// Keys of config.json that describe the function that the model computes: without names, initial values and storage of
 /// weights, generation, and the longest sequence, which shapes tell where it matters.
 nlohmann::json keys_of_the_function(const ModelConfig& config) {
@@ -332,6 +350,20 @@ nlohmann::json keys_of_the_function(const ModelConfig& config) {
   return json;
 }
 
+void check_function(const Checkpoint& checkpoint, const ModelConfig& config) {
+  const auto stored = keys_of_the_function(config_of(checkpoint));
+  const auto given = keys_of_the_function(config);
+  nlohmann::json all = given;
+  all.update(stored);
+  for (const auto& [key, any] : all.items()) {
+    const nlohmann::json saved = stored.value(key, nlohmann::json()), value = given.value(key, nlohmann::json());
+    if (saved == value) continue;
+    throw InputError(fmt::format("checkpoint {}", checkpoint.directory().string()),
+                     fmt::format("it was made with {} {}, the model has {}", key, json_text(saved), json_text(value)),
+                     "resume with the model it was saved with");
+  }
+}
+
 /// Passes values on, and says where some are not finite: training from them would skip every step.
 ParameterValues watched(ParameterValues values) {
   return [values = std::move(values), bad = std::ptrdiff_t{0}](const Parameter& p, std::int64_t first,
@@ -344,55 +376,6 @@ ParameterValues watched(ParameterValues values) {
 }
 
 }  // namespace
-
-ParameterLayout frozen_layout(const ModelConfig& config, const std::string& pattern, DType ends) {
-  ParameterLayout plain = layout_of(config, DType::bf16, ends);
-  if (pattern.empty()) return plain;
-  const std::regex expression = name_pattern(pattern);
-  std::size_t trained = 0;
-  const auto frozen = [&](const std::string& name) { return std::regex_search(name, expression); };
-  ParameterLayout layout = layout_with(plain, [&](const Parameter& p, ParameterOptions& options) {
-    options.trainable = !all_frozen(config, p, frozen);
-    trained += options.trainable ? 1 : 0;
-  });
-  if (trained == 0) {
-    throw UsageError(fmt::format("--freeze {}", pattern), "it freezes every parameter", "leave something to train");
-  }
-  const auto owned = layout.owned_parameters();
-  if (trained == owned.size()) {
-    throw UsageError(fmt::format("--freeze {}", pattern), "it matches no parameter that is not tied to another",
-                     fmt::format("they are named like {}", hf_tensor_of(config, *owned.back()).name));
-  }
-  return layout;
-}
-
-ParameterLayout trained_layout(const TrainConfig& config, const ModelConfig& model, DType ends) {
-  ParameterLayout layout = frozen_layout(model, config.freeze, ends);
-  if (model.lora) {
-    layout = layout_with(layout, [&](const Parameter& p, ParameterOptions& options) {
-      options.trainable = is_adapter(p) || is_saved_module(model, p, config.lora.modules_to_save);
-    });
-  }
-  const WeightCode base = config.base.value_or(model.lora ? model.stored_code : WeightCode::none);
-  if (base == WeightCode::none) return layout;
-  if (!model.lora) {
-    throw UsageError(fmt::format("--base {}", base_name(base)),
-                     "checkpoints of a run without adapters hold all weights as they are",
-                     "give --lora-rank, or leave it out");
-  }
-  bool any = false;
-  layout = layout_with(layout, [&](const Parameter& p, ParameterOptions& options) {
-    if (options.trainable || !is_codable(model, p)) return;
-    options.code = base;
-    any = true;
-  });
-  if (any || !config.base) return layout;
-  throw UsageError("--base", "it is for frozen matrices of blocks, and none is frozen", "leave it out");
-}
-
-ParameterLayout forward_layout(const ModelConfig& config) {
-  return layout_with(layout_of(config), [](const Parameter&, ParameterOptions& options) { options.trainable = false; });
-}
 
 namespace {
 
@@ -420,17 +403,29 @@ LoraOptions options_of(const LoraOptions& typed, const ModelConfig& model, const
             fmt::format("{}", fmt::join(options.modules_to_save, ",")));
   }
   if (typed.dropout) options.dropout = typed.dropout;
-  if (typed.targets.empty()) return options;
-  LoraOptions with_targets = options;
-  with_targets.targets = typed.targets;
-  const LoraConfig wanted = lora_config(model, with_targets, "--lora-targets");
-  if (wanted.modules != lora_config(model, options, "target_modules").modules) {
-    refuse_contradiction("--lora-targets", typed.targets, options.targets, adapter);
-  }
+  const auto compare_modules = [&](std::string_view flag, std::string LoraOptions::*names) {
+    if ((typed.*names).empty()) return;
+    LoraOptions with_typed = options;
+    with_typed.*names = typed.*names;
+    const LoraConfig wanted = lora_config(model, with_typed, "--lora-targets");
+    if (wanted.modules != lora_config(model, options, "target_modules").modules) {
+      refuse_contradiction(flag, typed.*names, options.*names, adapter);
+    }
+  };
+  compare_modules("--lora-targets", &LoraOptions::targets);
+  compare_modules("--lora-experts", &LoraOptions::experts);
   return options;
 }
 
 }  // namespace
+
+void take_patterns(TrainConfig& config, const Checkpoint& checkpoint) {
+  const std::string& text = checkpoint.manifest().adapter;
+  if (text.empty()) return;
+  const LoraOptions stored = parse_peft_config(text, checkpoint.directory().string()).options;
+  config.lora.rank_pattern = stored.rank_pattern;
+  config.lora.alpha_pattern = stored.alpha_pattern;
+}
 
 void take_adapters(TrainConfig& config, ModelSource& source, bool opens) {
   if (!config.adapter.empty() && source.adapter) {
@@ -438,18 +433,36 @@ void take_adapters(TrainConfig& config, ModelSource& source, bool opens) {
                      fmt::format("--model has an adapter of its own, {}", source.adapter->folder().string()),
                      fmt::format("give --model {} for its base", source.base));
   }
-  if (!config.adapter.empty() && opens) source.adapter = open_adapter(config.adapter, "--adapter");
+  if (!config.adapter.empty() && opens) {
+    source.adapter = open_adapter(config.adapter, "--adapter");
+    if (source.adapter->checkpoint() == nullptr) {
+      source.beside = files_with_adapter(std::move(source.beside), source.adapter->folder());
+    }
+  }
   if (source.adapter) config.lora = options_of(config.lora, source.config, *source.adapter);
   if (config.lora.rank == 0) return;
   if (!config.freeze.empty()) {
     throw UsageError(fmt::format("--freeze {}", config.freeze), "with adapters nothing else is trained anyway",
                      "leave it out");
   }
-  source.config.lora = lora_config(source.config, config.lora, "--lora-targets");
+  source.config.lora = lora_config(source.config, config.lora,
+                                   source.adapter ? targets_of(*source.adapter) : std::string("--lora-targets"));
   source.config.lora->seed = config.seed;
 }
 
 namespace {
+
+/// Throws InputError where a checkpoint and a run do not leave out frozen parameters alike, or had them in other
+/// formats.
+void check_base_format(const Checkpoint& checkpoint, const ModelConfig& config, const ParameterLayout& layout) {
+  const bool leaves_out = config.lora || base_format(layout) != WeightCode::none;
+  const std::string own(leaves_out ? base_name(base_format(layout)) : ""), &stored = checkpoint.manifest().base_format;
+  if (own == stored) return;
+  const auto shown = [](const std::string& format) { return format.empty() ? "bf16" : format; };
+  throw InputError(fmt::format("checkpoint {}", checkpoint.directory().string()),
+                   fmt::format("it was made with --base {}, this run has {}", shown(stored), shown(own)),
+                   "resume with its --base; for another begin a run with --model CHECKPOINT and another --out");
+}
 
 /// Throws InputError where a checkpoint and a model do not both have adapters of one description.
 void check_adapters(const Checkpoint& checkpoint, const ModelConfig& config) {
@@ -477,17 +490,8 @@ void check_resumable(const Checkpoint& checkpoint, const ModelConfig& config, co
                      StateFormat state) {
   check_adapters(checkpoint, config);
   check_belongs(checkpoint, layout, state);
-  const auto stored = keys_of_the_function(config_of(checkpoint));
-  const auto given = keys_of_the_function(config);
-  nlohmann::json all = given;
-  all.update(stored);
-  for (const auto& [key, any] : all.items()) {
-    const nlohmann::json saved = stored.value(key, nlohmann::json()), value = given.value(key, nlohmann::json());
-    if (saved == value) continue;
-    throw InputError(fmt::format("checkpoint {}", checkpoint.directory().string()),
-                     fmt::format("it was made with {} {}, the model has {}", key, json_text(saved), json_text(value)),
-                     "resume with the model it was saved with");
-  }
+  check_base_format(checkpoint, config, layout);
+  check_function(checkpoint, config);
 }
 
 void check_weights(const ModelSource& source, const ParameterLayout& layout) {
@@ -496,9 +500,9 @@ void check_weights(const ModelSource& source, const ParameterLayout& layout) {
 
 namespace {
 
-/// Values of the model's own parameters.
-ParameterValues base_values(const ModelSource& source, const ParameterLayout& layout, std::uint64_t seed,
-                            Parallel* threads) {
+/// Values of the model as its own weights have them.
+ParameterValues stored_values(const ModelSource& source, const ParameterLayout& layout, std::uint64_t seed,
+                              Parallel* threads) {
   if (source.checkpoint) {
     check_checkpoint(*source.checkpoint, layout);
     return watched(
@@ -519,22 +523,26 @@ ParameterValues base_values(const ModelSource& source, const ParameterLayout& la
   };
 }
 
-/// The layout of the model without its adapters, whose parameters are frozen and stored as in `layout`.
-ParameterLayout base_layout(const ModelConfig& plain, const ParameterLayout& layout) {
-  return layout_with(layout_of(plain), [&](const Parameter& p, ParameterOptions& options) {
-    const ParameterOptions& present = layout.parameter(p.full_name).options;
-    options.trainable = present.trainable;
-    options.code = present.code;
+/// The values of a checkpoint that holds trained parameters alone, on top of others, whose hashes are checked.
+ParameterValues on_top_of(ParameterValues below, std::shared_ptr<const Checkpoint> top, const ParameterLayout& layout) {
+  check_checkpoint(*top, layout);
+  const auto lies_below = [top](const Parameter& p) {
+    return !top->manifest().parameters[top->index_of(p.full_name)].elsewhere.empty();
+  };
+  below = hashing(std::move(below), lies_below,
+                  [top](const Parameter& p, const std::string& hash) { check_base(*top, p, hash); });
+  return watched([=](const Parameter& p, std::int64_t first, std::span<float> values) {
+    if (lies_below(p)) return below(p, first, values);
+    top->read(top->index_of(p.full_name), StateArray::master, first, values);
   });
 }
 
-/// Throws InputError where a parameter is not the one that a checkpoint's adapters were trained over.
-void check_base(const Checkpoint& checkpoint, const Parameter& p, const std::string& hash) {
-  const auto& stored = checkpoint.manifest().parameters;
-  const auto found = std::ranges::find(stored, p.full_name, &CheckpointParameter::name);
-  if (found != stored.end() && !found->elsewhere.empty() && found->elsewhere != hash) {
-    refuse_base(checkpoint, p.full_name);
-  }
+/// Values of the model's own parameters.
+ParameterValues base_values(const ModelSource& source, const ParameterLayout& layout, std::uint64_t seed,
+                            Parallel* threads) {
+  ParameterValues values = stored_values(source, layout, seed, threads);
+  for (const auto& top : source.on_top) values = on_top_of(std::move(values), top, layout);
+  return values;
 }
 
 }  // namespace
@@ -546,14 +554,19 @@ ParameterValues initial_values(const ModelSource& source, const ParameterLayout&
   ParameterValues base = base_values(source, base_layout(plain, layout), seed, threads);
   if (source.adapter) source.adapter->check(source.config, layout);
   if (source.adapter && source.adapter->checkpoint() != nullptr) {
-    base = hashing(std::move(base), [adapter = source.adapter](const Parameter& p, const std::string& hash) {
+    const auto is_frozen = [](const Parameter& p) { return !p.options.trainable; };
+    base = hashing(std::move(base), is_frozen, [adapter = source.adapter](const Parameter& p, const std::string& hash) {
       check_base(*adapter->checkpoint(), p, hash);
     });
   }
-  return [base = std::move(base), adapter = source.adapter, config = source.config, seed, threads](
+  const ParameterValues adapted = watched(
+      [adapter = source.adapter, config = source.config](const Parameter& p, std::int64_t first, std::span<float> to) {
+        adapter->read(config, p, first, to);
+      });
+  return [base = std::move(base), adapted, adapter = source.adapter, config = source.config, seed, threads](
              const Parameter& p, std::int64_t first, std::span<float> values) {
     if (adapter && adapter->holds(config, p)) {
-      adapter->read(config, p, first, values);
+      adapted(p, first, values);
     } else if (is_adapter(p)) {
       initialize_parameter(config, p, seed, first, values, threads);
     } else {
@@ -562,13 +575,13 @@ ParameterValues initial_values(const ModelSource& source, const ParameterLayout&
   };
 }
 
-ParameterCodes initial_codes(const ModelSource& source, const ParameterLayout& layout) {
+ParameterCodes initial_codes(const ModelSource& source) {
   if (!source.weights || source.config.stored_code == WeightCode::none)
     return [](const Parameter&, CodeSink&) { return false; };
   const auto weights = source.weights->weights();
-  const ModelConfig plain = without_adapters(source.config);
-  weights->check(plain, source.config.lora ? base_layout(plain, layout) : layout);
-  return [weights, plain](const Parameter& p, CodeSink& sink) { return weights->read_codes(plain, p, sink); };
+  return [weights, plain = without_adapters(source.config)](const Parameter& p, CodeSink& sink) {
+    return weights->read_codes(plain, p, sink);
+  };
 }
 
 }  // namespace tandem

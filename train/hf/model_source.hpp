@@ -30,7 +30,9 @@ struct ModelSource {
   std::unique_ptr<Checkpoint> checkpoint;  ///< null: none
   /// An adapter that belongs on top of them, which `config.lora` describes; null: none, or one that is made anew.
   std::shared_ptr<const AdapterSource> adapter{};
-  std::string base{};  ///< path or name that the weights came from
+  /// Checkpoints that hold trained parameters alone, on top of the weights, the last on top of all.
+  std::vector<std::shared_ptr<const Checkpoint>> on_top{};
+  std::string base{};  ///< path or name that the weights came from, or the last of `on_top`
   /// Seed of random weights, of a built-in shape that an adapter was trained over.
   std::optional<std::uint64_t> random_seed{};
   bool bytes = false;              ///< its tokens are known to be bytes of text
@@ -46,33 +48,28 @@ struct ModelLookup {
   bool trains = true;                  ///< false: weights are needed, and no advice is for training
   bool from_scratch = false;           ///< its weights are not wanted: those that cannot be read are no matter
   std::filesystem::path out{};         ///< the run's own folder, which may have the name of a built-in shape
+  int above = 0;                       ///< checkpoints and adapters that name this one as their base
 };
 
 /// The source that `name` stands for: a built-in shape, a config.json, a Hugging Face directory, a checkpoint, a run
 /// directory (its newest good checkpoint), or a name of the hub that is in its local cache. A folder that holds an
 /// adapter, of PEFT's or of a run that trained one, stands for that on top of its base: the model beside it, else the
-/// one that it names. Throws UsageError where it is none of these, a built-in shape and a path at once, or an adapter
-/// whose base is not there; InputError where its files are bad, or weights lie there in a format that is not read.
+/// one that it names; a checkpoint without frozen parameters for itself on top of the model that has them. Throws
+/// UsageError where it is none of these, a built-in shape and a path at once, or its base is not there; InputError
+/// where its files are bad, or weights lie there in a format that is not read.
 ModelSource find_model(const std::string& name, const ModelLookup& lookup = {});
 
 /// find_model() for commands that need weights. Throws UsageError where there are none.
 ModelSource find_trained_model(const std::string& name, std::string_view typed = "--model");
-
-/// The model's layout, but parameters whose Hugging Face name `pattern` is found in are not trained. An empty
-/// pattern freezes none. `ends`: of layout_of. Throws UsageError where nothing is left to train.
-ParameterLayout frozen_layout(const ModelConfig& config, const std::string& pattern, DType ends = DType::f32);
-/// The layout of a run, with what it freezes stored as it asks for: frozen_layout(), or with adapters these and the
-/// modules that are saved whole trained and nothing else. Throws UsageError as that, and where --base has nothing to
-/// store so.
-ParameterLayout trained_layout(const TrainConfig& config, const ModelConfig& model, DType ends = DType::f32);
-/// The model's layout with every parameter frozen: for forwards alone.
-ParameterLayout forward_layout(const ModelConfig& config);
 
 /// Takes the adapters of a run into its model: those that its flags describe, or the one that --adapter names or that
 /// came with the model, whose description is then the configuration's too. `opens`: whether --adapter is opened, whose
 /// values a resumed run has no need of. Throws UsageError where flags contradict it or one another, or as
 /// lora_config().
 void take_adapters(TrainConfig& config, ModelSource& source, bool opens = true);
+
+/// Takes ranks and alphas by module, which no flag says, from the checkpoint that a run goes on from.
+void take_patterns(TrainConfig& config, const Checkpoint& checkpoint);
 
 /// Whether training of this model may go on from the checkpoint: it holds state of the optimizer of `state` for the
 /// layout's parameters, frozen or trained alike, and its model computes the same of them, with as many heads for one,
@@ -95,7 +92,7 @@ ParameterValues initial_values(const ModelSource& source, const ParameterLayout&
 /// Hands codes and scales of a coded parameter that is stored so to a sink; false where it is to be encoded of its
 /// values.
 using ParameterCodes = std::function<bool(const Parameter&, CodeSink& sink)>;
-/// Codes that the source's weights have already, checked as above.
-ParameterCodes initial_codes(const ModelSource& source, const ParameterLayout& layout);
+/// Codes that the source's weights have already. After initial_values() or check_weights(), which check them.
+ParameterCodes initial_codes(const ModelSource& source);
 
 }  // namespace tandem

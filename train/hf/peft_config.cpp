@@ -12,6 +12,7 @@
 #include "core/base/json_text.hpp"
 #include "core/base/nesting.hpp"
 #include "train/config/lora_targets.hpp"
+#include "train/config/name_pattern.hpp"
 #include "train/hf/lora_modules.hpp"
 
 namespace tandem {
@@ -41,6 +42,12 @@ constexpr std::array read_or_neutral{"auto_mapping",
                                      "lora_dropout",
                                      "use_rslora",
                                      "target_modules",
+                                     "target_parameters",
+                                     "layers_to_transform",
+                                     "layers_pattern",
+                                     "exclude_modules",
+                                     "rank_pattern",
+                                     "alpha_pattern",
                                      "modules_to_save",
                                      "bias",
                                      "init_lora_weights"};
@@ -59,22 +66,45 @@ bool changes_base(const Json& initial) {
   return std::ranges::none_of(harmless, [&](const char* h) { return name == h; });
 }
 
+std::int64_t rank_in(const Json& value, const std::string& what, const std::string& where) {
+  if (!value.is_number_integer() || value.get<double>() < 1.0 || value.get<double>() > 65536.0) {
+    refuse(where, fmt::format("{} is {}", what, json_text(value)), "a rank is a whole number from 1 to 65536");
+  }
+  return value.get<std::int64_t>();
+}
+
+double number_in(const Json& value, const std::string& what, const std::string& where) {
+  if (value.is_number() && std::isfinite(value.get<double>())) return value.get<double>();
+  refuse(where, fmt::format("{} is no number", what), "write one");
+}
+
 std::int64_t rank_of(const Json& json, const std::string& where) {
   const auto rank = json.find("r");
-  if (rank == json.end()) return 8;  // PEFT's own
-  if (!rank->is_number_integer() || rank->get<double>() < 1.0 || rank->get<double>() > 65536.0) {
-    refuse(where, fmt::format("its rank (r) is {}", json_text(*rank)), "a rank is a whole number above 0");
-  }
-  return rank->get<std::int64_t>();
+  return rank == json.end() ? 8 : rank_in(*rank, "its rank (r)", where);  // PEFT's own
 }
 
 double number_of(const Json& json, const char* key, double otherwise, const std::string& where) {
   const auto value = json.find(key);
-  if (value == json.end()) return otherwise;
-  if (!value->is_number() || !std::isfinite(value->get<double>())) {
-    refuse(where, fmt::format("its {} is no number", key), "write one");
+  return value == json.end() ? otherwise : number_in(*value, fmt::format("its {}", key), where);
+}
+
+/// Values by regular expressions, in their order. `read(value, what, where)` reads one.
+template <class T>
+std::vector<std::pair<std::string, T>> patterns_of(const Json& json, const char* key, const std::string& where,
+                                                   T (*read)(const Json&, const std::string&, const std::string&)) {
+  std::vector<std::pair<std::string, T>> patterns;
+  const auto values = json.find(key);
+  if (values == json.end() || is_off(*values)) return patterns;
+  if (!values->is_object()) refuse(where, fmt::format("its {} is no object", key), "write one");
+  for (const auto& [pattern, value] : values->items()) {
+    try {
+      static_cast<void>(name_pattern(pattern));
+    } catch (const UsageError& error) {
+      refuse(where, fmt::format("its {}: {}", key, error.what()), "");
+    }
+    patterns.emplace_back(pattern, read(value, fmt::format("its {} of {}", key, pattern), where));
   }
-  return value->get<double>();
+  return patterns;
 }
 
 std::vector<std::string> names_of(const Json& json, const char* key, const std::string& where) {
@@ -92,15 +122,88 @@ std::vector<std::string> names_of(const Json& json, const char* key, const std::
   return names;
 }
 
-/// Text of --lora-targets.
+/// A field's value, or null.
+Json value_of(const Json& json, const char* key) { return json.value(key, Json()); }
+
+/// An expression of any of these names.
+std::string any_of(const std::vector<std::string>& names) {
+  std::string text;
+  for (const std::string& name : names) {
+    text += text.empty() ? "" : "|";
+    for (const char c : name) {
+      const bool plain = (c >= '0' && c <= '9') || (c >= 'A' && c <= 'Z') || (c >= 'a' && c <= 'z') || c == '_';
+      text += plain ? std::string(1, c) : fmt::format("\\{}", c);
+    }
+  }
+  return "(" + text + ")";
+}
+
+/// Numbers of the blocks that have adapters.
+std::vector<std::string> layers_of(const Json& json, const std::string& where) {
+  const Json value = value_of(json, "layers_to_transform");
+  std::vector<std::string> layers;
+  for (const Json& layer : value.is_array() ? value : Json::array({value})) {
+    if (!layer.is_number_unsigned()) refuse(where, "its layers_to_transform are no numbers of layers", "write some");
+    layers.push_back(json_text(layer));
+  }
+  return layers;
+}
+
+/// An expression that looks ahead whether a name is in one of the layers_to_transform.
+std::string in_layers(const Json& json, const std::string& where) {
+  const Json pattern = value_of(json, "layers_pattern");
+  for (const Json& name : pattern.is_array() ? pattern : Json::array({pattern})) {
+    if (is_off(name) || name == Json("layers") || name == Json("h")) continue;
+    refuse(where, fmt::format("its layers_pattern is {}", json_text(pattern)),
+           "blocks lie in layers, and GPT-2's in h");
+  }
+  return fmt::format(R"((?=(.*\.)?(layers|h)\.{}\.))", any_of(layers_of(json, where)));
+}
+
+/// An expression that looks ahead whether a name is none of the exclude_modules.
+std::string not_excluded(const Json& json, const std::string& where) {
+  const Json value = value_of(json, "exclude_modules");
+  if (is_off(value)) return {};
+  if (value.is_string()) return fmt::format("(?!({})$)", value.get<std::string>());
+  return fmt::format(R"((?!(.*\.)?{}$))", any_of(names_of(json, "exclude_modules", where)));
+}
+
+/// Text of --lora-targets: names, or an expression of names in those layers and not among those excluded. An exact name
+/// is found in every layer, as in PEFT.
+std::string text_of_targets(const Json& json, const std::string& where) {
+  const Json value = value_of(json, "target_modules");
+  const std::string excluded = not_excluded(json, where);
+  const bool in_some = !is_off(value_of(json, "layers_to_transform"));
+  if (value.is_string()) {
+    const auto text = value.get<std::string>();
+    if (in_some) refuse(where, "its layers_to_transform are beside an expression", "name the layers in that");
+    if (!excluded.empty() && text == "all-linear") refuse(where, "its exclude_modules are beside all-linear", "");
+    return excluded.empty() ? text : fmt::format("{}({})", excluded, text);
+  }
+  const std::vector<std::string> names = names_of(json, "target_modules", where);
+  if (!in_some && excluded.empty()) return fmt::format("{}", fmt::join(names, ","));
+  const std::string any = any_of(names), ahead = in_some ? in_layers(json, where) : std::string();
+  return fmt::format(R"({}({}|{}(.*\.)?{}))", excluded, any, ahead, any);
+}
+
+/// Text of --lora-experts.
+std::string experts_of(const Json& json, const std::string& where) {
+  const std::string text = fmt::format("{}", fmt::join(names_of(json, "target_parameters", where), ","));
+  try {
+    static_cast<void>(parse_lora_experts(text));
+  } catch (const UsageError& error) {
+    refuse(where, fmt::format("its target_parameters: {}", error.what()), "");
+  }
+  return text;
+}
+
+/// Text of --lora-targets, checked.
 std::string targets_of(const Json& json, const std::string& where) {
-  const auto value = json.find("target_modules");
-  if (value == json.end() || is_off(*value)) {
+  if (is_off(value_of(json, "target_modules"))) {
+    if (!is_off(value_of(json, "target_parameters"))) return "none";
     refuse(where, "it names no target_modules", "write those that it was trained with");
   }
-  const std::string text = value->is_string()
-                               ? value->get<std::string>()
-                               : fmt::format("{}", fmt::join(names_of(json, "target_modules", where), ","));
+  const std::string text = text_of_targets(json, where);
   try {
     static_cast<void>(parse_lora_targets(text));
   } catch (const UsageError& error) {
@@ -156,6 +259,9 @@ PeftConfig parse_peft_config(std::string_view text, const std::string& where) {
   }
   config.options.rank_stabilized = json.value("use_rslora", Json(false)) == Json(true);
   config.options.targets = targets_of(json, where);
+  config.options.experts = experts_of(json, where);
+  config.options.rank_pattern = patterns_of(json, "rank_pattern", where, rank_in);
+  config.options.alpha_pattern = patterns_of(json, "alpha_pattern", where, number_in);
   config.options.modules_to_save = names_of(json, "modules_to_save", where);
   const Json base = json.value("base_model_name_or_path", Json());
   if (base.is_string()) config.base = base.get<std::string>();
@@ -166,19 +272,25 @@ PeftConfig parse_peft_config(std::string_view text, const std::string& where) {
 std::string peft_config_text(const ModelConfig& config, const LoraOptions& options, const std::string& base) {
   const LoraConfig& lora = config.lora.value();
   const Json modules = options.modules_to_save.empty() ? Json(nullptr) : Json(saved_modules(config, options));
-  return json_document(Json{{"peft_type", "LORA"},
-                            {"task_type", "CAUSAL_LM"},
-                            {"base_model_name_or_path", base.empty() ? Json(nullptr) : Json(base)},
-                            {"inference_mode", true},
-                            {"r", lora.rank},
-                            {"lora_alpha", lora.alpha},
-                            {"lora_dropout", lora.dropout},
-                            {"use_rslora", lora.rank_stabilized},
-                            {"target_modules", target_names(config, lora)},
-                            {"modules_to_save", modules},
-                            {"bias", "none"},
-                            {"fan_in_fan_out", config.family == Family::gpt2},
-                            {"use_dora", false}});
+  Json json{{"peft_type", "LORA"},
+            {"task_type", "CAUSAL_LM"},
+            {"base_model_name_or_path", base.empty() ? Json(nullptr) : Json(base)},
+            {"inference_mode", true},
+            {"r", lora.rank},
+            {"lora_alpha", lora.alpha},
+            {"lora_dropout", lora.dropout},
+            {"use_rslora", lora.rank_stabilized},
+            {"target_modules", target_names(config, lora)},
+            {"modules_to_save", modules},
+            {"bias", "none"},
+            {"fan_in_fan_out", config.family == Family::gpt2},
+            {"use_dora", false}};
+  if (const auto parameters = target_parameters(config, lora); !parameters.empty()) {
+    json["target_parameters"] = parameters;
+  }
+  for (const auto& [pattern, rank] : options.rank_pattern) json["rank_pattern"][pattern] = rank;
+  for (const auto& [pattern, alpha] : options.alpha_pattern) json["alpha_pattern"][pattern] = alpha;
+  return json_document(json);
 }
 
 }  // namespace tandem

@@ -15,8 +15,9 @@ struct PeftConfig {
   bool tied_modules = false;  ///< a saved embedding is the head's too
 };
 
-/// Reads a description. `where`: its file, for errors. Throws UsageError that names what is not computed here: DoRA,
-/// other methods than LoRA, biases, ranks by layer, and whatever else changes what the adapter does.
+/// Reads a description. `where`: its file, for errors. Layers and modules that it leaves out become part of the text of
+/// the targets. Throws UsageError that names what is not computed here: DoRA, other methods than LoRA, biases, and
+/// whatever else changes what the adapter does.
 PeftConfig parse_peft_config(std::string_view text, const std::string& where);
 
 /// The text that parse_peft_config reads back, and PEFT loads: with the names of the layers that `config.lora` adapts.

@@ -14,7 +14,6 @@ namespace tandem {
 namespace {
 
 namespace fs = std::filesystem;
-using Json = nlohmann::json;
 
 struct Method {
   std::string_view key, name;
@@ -34,18 +33,18 @@ constexpr Method methods[] = {{"gptq", "GPTQ"},         {"awq", "AWQ"},
                    "fp8 makes them small");
 }
 
-std::string text_at(const Json& json, const char* key) {
+std::string text_at(const nlohmann::json& json, const char* key) {
   const auto found = json.find(key);
   return found != json.end() && found->is_string() ? found->get<std::string>() : std::string();
 }
 
-bool is_true(const Json& json, const char* key) {
+bool is_true(const nlohmann::json& json, const char* key) {
   const auto found = json.find(key);
   return found != json.end() && found->is_boolean() && found->get<bool>();
 }
 
 /// Code of what bitsandbytes has quantized.
-WeightCode code_of_bitsandbytes(const fs::path& file, const Json& config) {
+WeightCode code_of_bitsandbytes(const fs::path& file, const nlohmann::json& config) {
   if (is_true(config, "load_in_8bit")) refuse(file, "the weights are int8 by bitsandbytes; read is its NF4");
   const std::string type = text_at(config, "bnb_4bit_quant_type");
   if (!is_true(config, "load_in_4bit") || type != "nf4") {
@@ -55,7 +54,7 @@ WeightCode code_of_bitsandbytes(const fs::path& file, const Json& config) {
   return is_true(config, "bnb_4bit_use_double_quant") ? WeightCode::nf4_double : WeightCode::nf4;
 }
 
-WeightCode code_of(const fs::path& file, const Json& config) {
+WeightCode code_of(const fs::path& file, const nlohmann::json& config) {
   const std::string method = config.is_object() ? text_at(config, "quant_method") : std::string();
   if (method == "bitsandbytes") return code_of_bitsandbytes(file, config);
   const auto known = std::ranges::find(methods, method, &Method::key);
@@ -70,7 +69,7 @@ WeightCode code_of(const fs::path& file, const Json& config) {
 StoredDescription read_description(const fs::path& config_json) {
   StoredDescription read{read_hf_config(config_json), WeightCode::none};
   const std::string& text = read.description.quantization;
-  if (!text.empty()) read.code = code_of(config_json, parse_json<Json>(text));
+  if (!text.empty()) read.code = code_of(config_json, parse_json<nlohmann::json>(text));
   return read;
 }
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <iterator>
 #include <system_error>
 
 namespace tandem {
@@ -37,6 +38,17 @@ std::vector<FileBeside> files_beside_weights(const fs::path& folder) {
     found.emplace_back(file, std::string(named_templates) + "." + file.filename().string());
   }
   return found;
+}
+
+std::vector<FileBeside> files_with_adapter(std::vector<FileBeside> base, const fs::path& adapter) {
+  std::vector<FileBeside> files = files_beside_weights(adapter);
+  const auto has = [&](std::string_view name) { return std::ranges::count(files, name, &FileBeside::name) > 0; };
+  const bool tokenizer = has("tokenizer.json");
+  std::erase_if(base, [&](const FileBeside& file) {
+    return has(file.name) || (tokenizer && file.name != "generation_config.json");
+  });
+  std::ranges::copy(files, std::back_inserter(base));
+  return base;
 }
 
 fs::path place_in_folder(std::string_view name) {

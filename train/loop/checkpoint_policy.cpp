@@ -26,20 +26,27 @@ CheckpointPolicy::CheckpointPolicy(PreparedRun& run, RankWorkers& workers, RunDi
       directory_(directory),
       say_(std::move(say)),
       saved_step_(saved ? run.record.step : -1) {
-  if (directory == nullptr) return;
+  if (run.config().out.empty()) return;
   saver_ = std::make_unique<CheckpointSaver>(workers.engines(),
-                                             SaverOptions{.root = directory->checkpoints(),
+                                             SaverOptions{.root = root(),
                                                           .keep = run.config().keep,
                                                           .copies = run.setup.saving.copies,
+                                                          .writes = directory != nullptr,
+                                                          .ranks_elsewhere = run.processes->several(),
                                                           .on_failure = run.config().on_save_failure,
                                                           .saved = run.setup.saved_state(),
-                                                          .elsewhere = run.base_hashes,
+                                                          .elsewhere = run.base_hashes.stored,
+                                                          .original = run.base_hashes.original,
                                                           .beside = run.source.beside,
                                                           .predict = predictor(),
                                                           .urgent = [] { return StopSignal::received() != 0; }},
                                              say_);
   const std::int64_t best = run.record.best_step;
-  if (best > 0) saver_->set_best(directory->checkpoints() / checkpoint_name(best));
+  if (best > 0) saver_->set_best(root() / checkpoint_name(best));
+}
+
+std::filesystem::path CheckpointPolicy::root() const {
+  return std::filesystem::path(run_.config().out) / "checkpoints";
 }
 
 /// Empty where the machine is not calibrated.
@@ -61,8 +68,10 @@ Manifest CheckpointPolicy::manifest() const {
   m.plan = run_.setup.plan.outline_json();
   if (run_.setup.model_config.lora) {
     m.adapter = peft_config_text(run_.setup.model_config, run_.config().lora, absolute_path(run_.source.base));
-    m.base_format = base_name(run_.setup.base_format());
+  } else if (run_.setup.saved_state() == SavedState::trained && run_.source.loads_weights()) {
+    m.base = absolute_path(run_.source.base);
   }
+  if (run_.setup.saved_state() == SavedState::trained) m.base_format = base_name(run_.setup.base_format());
   run_.record.write_to(m);
   const MixSampler::State place = run_.sampler->state();
   m.seed = place.sources.front().seed;
@@ -85,17 +94,18 @@ void CheckpointPolicy::save(bool best) {
 }
 
 void CheckpointPolicy::discard_later_checkpoints() {
-  const std::filesystem::path root = directory_->checkpoints();
   const std::int64_t step = run_.record.step;
-  spdlog::warn("checkpoints after step {} in {} belong to a course that this run leaves, and are removed", step,
-               root.string());
-  directory_->remove_summary();
-  if (saved_step_ == step) {
-    prune_checkpoints(root, {.written = root / checkpoint_name(step)});
-    sync_directory(root);
-  } else {
+  if (directory_) {
+    spdlog::warn("checkpoints after step {} in {} belong to a course that this run leaves, and are removed", step,
+                 root().string());
+    directory_->remove_summary();
+  }
+  if (saved_step_ != step) {
     save();
-    saver_->finish(true);
+    finish(true);
+  } else if (directory_) {
+    prune_checkpoints(root(), {.written = root() / checkpoint_name(step)});
+    sync_directory(root());
   }
 }
 
@@ -118,7 +128,7 @@ void CheckpointPolicy::note_step(double seconds) {
 
 void CheckpointPolicy::after_step() {
   const TrainConfig& config = run_.config();
-  if (saver_ && !saver_->poll()) saved_step_ = -1;
+  if (saver_ && !poll()) saved_step_ = -1;
   if (config.keep_best) save_if_best();
   if (config.checkpoint_every > 0 && run_.record.step % config.checkpoint_every == 0) save();
 }
@@ -139,9 +149,23 @@ void CheckpointPolicy::save_if_best() {
 
 void CheckpointPolicy::save_at_the_end() {
   workers_.wait();
-  if (saver_ && !saver_->finish(false)) saved_step_ = -1;
+  if (saver_ && !finish(false)) saved_step_ = -1;
   save();
-  if (saver_) saver_->finish(true);
+  if (saver_) finish(true);
+}
+
+/// As CheckpointSaver::poll. Whether a save is done, and has succeeded, is what the process that writes it says.
+bool CheckpointPolicy::poll() {
+  Processes& processes = *run_.processes;
+  if (!processes.several()) return saver_->poll();
+  if (!saver_->under_way() || !processes.of_first("whether a save is done", saver_->is_done())) return true;
+  return finish(false);
+}
+
+bool CheckpointPolicy::finish(bool last) {
+  const bool was_under_way = saver_->under_way();
+  const bool saved = saver_->finish(last);
+  return was_under_way ? run_.processes->of_first("whether a save is good", saved) : saved;
 }
 
 void CheckpointPolicy::save_best_effort() {

@@ -1,6 +1,7 @@
 #pragma once
 // Policy of checkpoints: when a run saves, what it keeps, and what its manifests say.
 #include <cstdint>
+#include <filesystem>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -16,9 +17,9 @@ namespace tandem {
 
 class CheckpointPolicy {
  public:
-  /// All must outlive it. `directory`: of the run; null: nothing is saved. `saved`: whether the state that the run
-  /// begins with is a checkpoint in that directory. `say` is told of every checkpoint that is done, and of every new
-  /// best one.
+  /// All must outlive it. `directory`: of the run; null: nothing is saved, or another process writes it. `saved`:
+  /// whether the state that the run begins with is a checkpoint in that directory. `say` is told of every checkpoint
+  /// that is done, and of every new best one.
   CheckpointPolicy(PreparedRun& run, RankWorkers& workers, RunDirectory* directory, bool saved,
                    std::function<void(const std::string&)> say);
 
@@ -44,12 +45,15 @@ class CheckpointPolicy {
   std::int64_t steps_to_next_save() const;
   void save(bool best = false);
   void save_if_best();
+  bool poll();
+  bool finish(bool last);
+  std::filesystem::path root() const;
 
   PreparedRun& run_;
   RankWorkers& workers_;
   RunDirectory* directory_;
   std::function<void(const std::string&)> say_;
-  std::unique_ptr<CheckpointSaver> saver_;  ///< null without a directory
+  std::unique_ptr<CheckpointSaver> saver_;  ///< null where nothing is saved
   std::int64_t saved_step_;                 ///< step whose state is saved, or is being saved; -1: none
 };
 

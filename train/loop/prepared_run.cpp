@@ -12,8 +12,13 @@
 #include "core/base/version.hpp"
 #include "core/host/topology.hpp"
 #include "train/config/units.hpp"
+#include "train/hf/trained_layout.hpp"
 #include "train/loop/resume_point.hpp"
+#include "train/loop/run_facts.hpp"
+#include "train/report/record_scores.hpp"
 #include "train/report/run_directory.hpp"
+#include "train/setup/reference_choice.hpp"
+#include "train/setup/run_request.hpp"
 #include "train/setup/training_data.hpp"
 
 namespace tandem {
@@ -38,13 +43,35 @@ double default_lr(const TrainConfig& config, const ModelSource& source) {
 }  // namespace
 
 PreparedRun::PreparedRun(TrainRequest its_request) : request(std::move(its_request)) {
+  check_config(config());
+  join();
+  processes->or_fail([this] { prepare(); });
+}
+
+/// Finds the other processes. From then on the first one alone speaks.
+void PreparedRun::join() {
+  if (!request.launch) {
+    processes = std::make_unique<Processes>();
+    return;
+  }
+  static_cast<void>(config_of_rank(config(), request.launch->rank.count));
+  processes = std::make_unique<Processes>(*request.launch, facts_of(config()));
+  log = std::make_unique<RankLog>(processes->is_first());
+}
+
+void PreparedRun::prepare() {
   check_request();
   open_model();
   open_data();
   resolve();
   take_progress();
   setup = set_up_run(config(), source.config,
-                     {.training = true, .saves = !config().out.empty(), .resumes = checkpoint != nullptr});
+                     {.training = true, .saves = !config().out.empty(), .resumes = checkpoint != nullptr},
+                     {.processes = processes->several() ? processes.get() : nullptr});
+  if (setup.reference) {
+    request.config.dpo_reference = setup.reference->in_step ? DpoReference::step : DpoReference::before;
+  }
+  if (processes->several()) processes->agree(facts_of(*this));
   if (setup.checkpoints && record.step < config().steps) setup.checkpoints->require(config().on_save_failure);
   check_compute_key();
 }
@@ -55,26 +82,55 @@ void PreparedRun::open_model() {
   if (config().from_scratch) {
     source.weights.reset();
     source.checkpoint.reset();
+    source.on_top.clear();
   }
   static_cast<void>(sequence_length(config(), source.config));  // refuses one beyond the positions
   static_cast<void>(recompute_of(config(), source.config));     // refuses more blocks than there are
   source.config.validate();
-  checkpoint = find_checkpoint(request);
+  checkpoint = choose_checkpoint();
+  if (checkpoint) take_patterns(request.config, *checkpoint);
   take_adapters(request.config, source, /*opens=*/checkpoint == nullptr || config().lora.rank == 0);
+  settle_reference(request.config, source);
+  take_reference_of_checkpoint();
   const ParameterLayout layout = trained_layout(config(), source.config);
   check_weights(source, layout);
   if (checkpoint) check_resumable(*checkpoint, source.config, layout, config().state);
 }
 
+/// The checkpoint that the first process finds, which the others must see too.
+std::unique_ptr<Checkpoint> PreparedRun::choose_checkpoint(std::int64_t before) {
+  if (!processes->several()) return find_checkpoint(request, before);
+  std::unique_ptr<Checkpoint> found;
+  if (processes->is_first()) found = find_checkpoint(request, before);
+  const std::string name =
+      processes->of_first("checkpoint", found ? found->directory().filename().string() : std::string());
+  if (!processes->is_first() && !name.empty()) found = open_chosen(request, name);
+  return found;
+}
+
+/// A run that goes on has its reference as it began, where nothing else is asked for: of what it did not keep then its
+/// steps alone can compute it.
+void PreparedRun::take_reference_of_checkpoint() {
+  if (!checkpoint || config().objective != Objective::dpo || !steps_compute_reference(config(), source)) return;
+  const auto file = checkpoint->directory().parent_path().parent_path() / reference_file;
+  std::error_code hidden;
+  const bool kept = std::filesystem::exists(file, hidden);
+  DpoReference& when = request.config.dpo_reference;
+  if (when == DpoReference::before && !kept) {
+    throw InputError("--dpo-reference before", fmt::format("{} is missing", file.string()),
+                     "give --dpo-reference step, which computes the same in each step");
+  }
+  if (when == DpoReference::automatic) when = kept ? DpoReference::before : DpoReference::step;
+}
+
 void PreparedRun::pass_over_checkpoint() {
-  checkpoint = find_checkpoint(request, checkpoint->manifest().step);
+  checkpoint = choose_checkpoint(checkpoint->manifest().step);
   if (checkpoint) check_resumable(*checkpoint, source.config, setup.layout, config().state);
   take_progress();
   check_compute_key();
 }
 
 void PreparedRun::check_request() const {
-  check_config(config());
   MetricsServer::check_address(config().metrics_address);
   if (config().data.empty() && config().mix.empty())
     throw UsageError("--data", "missing", "for example --data corpus/");
@@ -87,7 +143,7 @@ void PreparedRun::check_request() const {
   if (request.resume && request.resume_from.empty() && config().out.empty()) {
     throw UsageError("--resume", "there is no --out to resume", "give --out, or name a checkpoint");
   }
-  if (config().out.empty()) return;
+  if (config().out.empty() || !processes->is_first()) return;
   refuse_locked(config().out);
   if (!request.resume) refuse_held(config().out);
 }
@@ -97,6 +153,7 @@ void PreparedRun::open_data() {
   data = open_training_data(own, source);
   if (!own.eval_data.empty()) eval_data = open_tokens(own.eval_data, own, source, "--eval-data");
   take_sequences(own, source.config, data, eval_data.get());
+  own.sequences.has_scores = has_scores(own.data);
   for (std::size_t i = 0; i < data.sources.size(); ++i) {
     parts_.push_back({require_windows(*data.sources[i], own.seq_len, data.names[i]) / rows_at_once(), data.shares[i]});
     if (own.mix.empty()) continue;

@@ -1,6 +1,7 @@
 #pragma once
 // A run before it trains: inputs checked, memory planned.
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <string>
@@ -15,6 +16,8 @@
 #include "train/hf/model_source.hpp"
 #include "train/loop/run_record.hpp"
 #include "train/loop/train_request.hpp"
+#include "train/report/rank_log.hpp"
+#include "train/setup/processes.hpp"
 #include "train/setup/run_setup.hpp"
 #include "train/setup/training_data.hpp"
 
@@ -23,9 +26,9 @@ namespace tandem {
 /// All parts of a run, prepared but not in memory. Nothing is on the disk yet.
 class PreparedRun {
  public:
-  /// Checks in this order: configuration, lock of the run, model description, tensors, checkpoint, data, device, plan,
-  /// room for checkpoints, and with `strict` the checkpoint's compute_key. Throws the Error of the first check that
-  /// fails.
+  /// Checks in this order: configuration, the other processes and theirs, lock of the run, model description, tensors,
+  /// checkpoint, data, device, plan, room for checkpoints, and with `strict` the checkpoint's compute_key. Throws the
+  /// Error of the first check that fails.
   explicit PreparedRun(TrainRequest request);
 
   /// The configuration, with everything that was left open decided.
@@ -41,6 +44,8 @@ class PreparedRun {
   void pass_over_checkpoint();
 
   TrainRequest request;
+  std::unique_ptr<Processes> processes;  ///< never null
+  std::unique_ptr<RankLog> log;          ///< null where this process is alone
   ModelSource source;
   TrainingData data;
   std::unique_ptr<TokenSource> eval_data;  ///< null where there is none
@@ -50,11 +55,15 @@ class PreparedRun {
   Schedule schedule;
   std::optional<MixSampler> sampler;  ///< never empty
   RunRecord record;
-  BaseHashes base_hashes;  ///< hashes of the base that adapters are trained over, once it is loaded
+  BaseHashes base_hashes;  ///< hashes of frozen parameters that checkpoints leave out, once they are loaded
 
  private:
+  void join();
+  void prepare();
   void check_request() const;
+  std::unique_ptr<Checkpoint> choose_checkpoint(std::int64_t before = std::numeric_limits<std::int64_t>::max());
   void open_model();
+  void take_reference_of_checkpoint();
   void open_data();
   void resolve();
   void take_progress();

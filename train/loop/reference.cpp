@@ -58,7 +58,8 @@ class Finder {
           fmt::format("the reference of {}", of.flag), fmt::format("{} is of other data", file.string()),
           "go on with the same data; for other data begin a run with --model CHECKPOINT and another --out");
     }
-    if (!folders_.out.empty() && folders_.out != folders_.resumed) write_scores(folders_.out / of.file, *found);
+    if (!folders_.out.empty() && folders_.out != folders_.resumed && writes())
+      write_scores(folders_.out / of.file, *found);
     return std::move(found->log_probabilities);
   }
 
@@ -67,8 +68,9 @@ class Finder {
     if (of.names.size() != 1) return std::nullopt;
     const fs::path file = scores_path(of.names.front());
     auto found = read_scores(file);
-    if (!found) return std::nullopt;
-    if (fits(of, *found) && found->weights == weights()) {
+    if (!workers_.processes().all("scores beside the data", found.has_value())) return std::nullopt;
+    const bool fitting = fits(of, *found) && found->weights == weights();
+    if (workers_.processes().all("scores of these weights and this data", fitting)) {
       say_(fmt::format("reference: log-probabilities of {} records from {}", of.records, file.string()));
       return found;
     }
@@ -96,9 +98,11 @@ class Finder {
   }
 
   std::vector<float> keep(const Scored& of, RecordScores scores) const {
-    if (!folders_.out.empty()) write_scores(folders_.out / of.file, scores);
+    if (!folders_.out.empty() && writes()) write_scores(folders_.out / of.file, scores);
     return std::move(scores.log_probabilities);
   }
+
+  bool writes() const { return workers_.processes().is_first(); }
 
   const std::string& weights() {
     if (weights_.empty()) {
@@ -123,12 +127,14 @@ std::optional<Reference> find_reference(const PreparedRun& run, RankWorkers& wor
   const auto records = [&](const TokenSource& source) { return require_windows(source, run.config().seq_len); };
   const TokenSource& data = *run.data.sources.front();
   Reference reference;
-  auto scores = finder.scores({"--data", data, run.config().data, "reference.safetensors", records(data)});
-  if (!scores) return std::nullopt;
-  reference.training = std::move(*scores);
+  if (!run.setup.shape.reference_in_step) {
+    auto scores = finder.scores({"--data", data, run.config().data, reference_file, records(data)});
+    if (!scores) return std::nullopt;
+    reference.training = std::move(*scores);
+  }
   if (!run.eval_data) return reference;
   const TokenSource& held_out = *run.eval_data;
-  scores =
+  auto scores =
       finder.scores({"--eval-data", held_out, run.config().eval_data, "reference-eval.safetensors", records(held_out)});
   if (!scores) return std::nullopt;
   reference.evaluation = std::move(*scores);

@@ -12,7 +12,8 @@
 
 namespace tandem {
 
-/// Log-probabilities of all records under the reference, in their order; empty where the run needs none.
+/// Log-probabilities of all records under the reference, in their order; empty where the run needs none, or its steps
+/// compute them.
 struct Reference {
   std::vector<float> training, evaluation;
 };

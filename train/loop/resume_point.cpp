@@ -17,13 +17,27 @@ bool names_a_checkpoint(const TrainRequest& request) {
   return !named.empty() && (is_checkpoint(named) || !fs::is_directory(named / "checkpoints"));
 }
 
+namespace {
+
+/// Folder of the run whose newest checkpoint is asked for.
+fs::path checkpoints_of(const TrainRequest& request) {
+  const std::string& run = request.resume_from.empty() ? request.config.out : request.resume_from;
+  return fs::path(run) / "checkpoints";
+}
+
+}  // namespace
+
+std::unique_ptr<Checkpoint> open_chosen(const TrainRequest& request, const std::string& name) {
+  const fs::path chosen = names_a_checkpoint(request) ? fs::path(request.resume_from) : checkpoints_of(request) / name;
+  return std::make_unique<Checkpoint>(chosen, CheckpointCheck::all_but_state);
+}
+
 std::unique_ptr<Checkpoint> find_checkpoint(const TrainRequest& request, std::int64_t before) {
   if (!request.resume) return nullptr;
   if (names_a_checkpoint(request)) {
     return std::make_unique<Checkpoint>(request.resume_from, CheckpointCheck::all_but_state);
   }
-  const std::string& run = request.resume_from.empty() ? request.config.out : request.resume_from;
-  const fs::path root = fs::path(run) / "checkpoints";
+  const fs::path root = checkpoints_of(request);
   bool passed_over = before != std::numeric_limits<std::int64_t>::max();
   const auto pass_over = [&](const fs::path&, const std::string& why) {
     passed_over = true;

@@ -19,6 +19,9 @@ bool names_a_checkpoint(const TrainRequest& request);
 std::unique_ptr<Checkpoint> find_checkpoint(const TrainRequest& request,
                                             std::int64_t before = std::numeric_limits<std::int64_t>::max());
 
+/// The checkpoint of that name which another process has found for the same request. Throws InputError.
+std::unique_ptr<Checkpoint> open_chosen(const TrainRequest& request, const std::string& name);
+
 /// Whether a folder has checkpoints of later steps.
 bool has_later_checkpoints(const std::filesystem::path& root, std::int64_t step);
 

@@ -7,17 +7,27 @@
 namespace tandem {
 
 RunOutput::RunOutput(const PreparedRun& run)
-    : run_(run), progress_(run.config().steps, run.config().log_every, run.request.quiet) {}
+    : run_(run),
+      progress_(run.config().steps, run.config().log_every, run.request.quiet || !run.processes->is_first()) {}
+
+void RunOutput::line(const std::string& text) {
+  progress_.line(text);
+  if (run_.log) run_.log->line(text);
+}
 
 void RunOutput::serve_metrics() {
   const TrainConfig& config = run_.config();
-  if (config.metrics_port < 0) return;
+  if (config.metrics_port < 0 || !run_.processes->is_first()) return;
   metrics_server_ = std::make_unique<MetricsServer>(config.metrics_address, config.metrics_port);
   line(fmt::format("metrics at {}", metrics_server_->url()));
 }
 
 void RunOutput::step(const StepMetrics& metrics, std::optional<double> saving, RunDirectory* directory) {
   progress_.step(metrics, saving);
+  if (run_.log) {
+    run_.log->line(fmt::format("step {} loss {:.4f} norm {:.4f} {:.3f} s", metrics.step, metrics.loss,
+                               metrics.grad_norm, metrics.step_seconds));
+  }
   if (directory != nullptr) directory->append(metrics);
   if (!metrics_server_) return;
   speculated_ += metrics.speculated_parameters;

@@ -19,7 +19,7 @@ class RunOutput {
 
   /// Opens the endpoint for metrics where the run is to have one. Throws what MetricsServer throws.
   void serve_metrics();
-  void line(const std::string& text) { progress_.line(text); }
+  void line(const std::string& text);
   /// A step has been taken. `saving`: share of a checkpoint under way. `directory`: whose metrics.jsonl has it too;
   /// null: none. Throws WriteError.
   void step(const StepMetrics& metrics, std::optional<double> saving, RunDirectory* directory);

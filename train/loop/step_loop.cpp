@@ -19,11 +19,14 @@
 #include "train/config/units.hpp"
 #include "train/loop/resume_point.hpp"
 #include "train/loop/run_paths.hpp"
+#include "train/loop/shared_folder.hpp"
 #include "train/report/next_commands.hpp"
 #include "train/runtime/stop_signal.hpp"
 
 namespace tandem {
 namespace {
+
+namespace fs = std::filesystem;
 
 constexpr int skip_limit = 10;  // skipped steps in a row that end a run
 
@@ -36,9 +39,10 @@ std::unique_ptr<Trace> open_trace(const std::string& path) {
   return std::make_unique<Trace>(std::filesystem::path(path).parent_path());
 }
 
+/// Null where nothing is saved, or another process does it.
 std::unique_ptr<RunDirectory> open_directory(const PreparedRun& run) {
   const std::string& out = run.config().out;
-  return out.empty() ? nullptr : std::make_unique<RunDirectory>(out, !run.request.resume);
+  return out.empty() || !run.processes->is_first() ? nullptr : std::make_unique<RunDirectory>(out, !run.request.resume);
 }
 
 double dram_rate(const RunSetup& setup) { return setup.prediction ? setup.prediction->profile.dram.value : 0.0; }
@@ -57,16 +61,21 @@ PromptKind prompt_of(const ModelSource& source) {
 StepLoop::StepLoop(PreparedRun& run, RunOutput& output)
     : run_(run),
       output_(output),
-      trace_(open_trace(run.config().trace)),
+      trace_(open_trace(run.processes->is_first() ? run.config().trace : "")),
       workers_(run.setup, trace_.get()),
       runner_(run, workers_, reference_),
-      statistics_(dram_rate(run.setup)),
-      directory_(open_directory(run)) {
+      statistics_(dram_rate(run.setup)) {
+  run.processes->or_fail([this] { begin(); });  // before memory goes that others wait for
+}
+
+void StepLoop::begin() {
+  directory_ = open_directory(run_);
+  if (run_.processes->several() && saves()) open_ranks_folder();
   const bool saved = load_weights();  // it decides at which step the run begins
-  checkpoints_ = std::make_unique<CheckpointPolicy>(run, workers_, directory_.get(), saved,
+  checkpoints_ = std::make_unique<CheckpointPolicy>(run_, workers_, directory_.get(), saved,
                                                     [this](const std::string& text) { output_.line(text); });
-  if (directory_) open_files();
-  const RunSetup& setup = run.setup;
+  if (saves()) open_files();
+  const RunSetup& setup = run_.setup;
   if (!setup.may_replan()) return;
   const RunPrediction& p = *setup.prediction;
   replanner_ = std::make_unique<Replanner>(setup.layout, setup.options, setup.facts, p.profile, p.compute, setup.plan,
@@ -76,7 +85,7 @@ StepLoop::StepLoop(PreparedRun& run, RunOutput& output)
 /// Returns whether the state is that of a checkpoint in the run's own folder.
 bool StepLoop::load_weights() {
   bool saved = false;
-  const bool needs_base = run_.setup.model_config.lora.has_value();
+  const bool needs_base = run_.setup.saved_state() == SavedState::trained;
   if (needs_base) initialize();
   while (run_.checkpoint && !load_checkpoint()) {
     run_.pass_over_checkpoint();
@@ -84,7 +93,7 @@ bool StepLoop::load_weights() {
   }
   if (run_.checkpoint) {
     resumed_ = run_.checkpoint->directory().parent_path().parent_path();
-    saved = directory_ && run_.checkpoint->directory().parent_path() == directory_->checkpoints();
+    saved = saves() && run_.checkpoint->directory().parent_path() == fs::path(run_.config().out) / "checkpoints";
   } else if (!needs_base) {
     initialize();
   }
@@ -95,30 +104,38 @@ bool StepLoop::load_weights() {
   return saved;
 }
 
-/// Codes of parameters whose files have them already. Their values pass through `values` all the same, which may note
-/// their hashes.
-OffloadEngine::Codes StepLoop::taken_over(const ParameterValues& values) const {
-  return [codes = initial_codes(run_.source, run_.setup.layout), &values](const Parameter& p, CodeSink& sink) {
+/// Codes of parameters whose files have them already. Their values pass through `values` all the same, which notes
+/// their hashes; null: they do not.
+OffloadEngine::Codes StepLoop::taken_over(const ParameterValues* values) const {
+  return [codes = initial_codes(run_.source), values](const Parameter& p, CodeSink& sink) {
     if (!codes(p, sink)) return false;
+    if (values == nullptr) return true;
     std::vector<float> passing(std::size_t{1} << 18);
     for (std::int64_t first = 0; first < p.count; first += std::ssize(passing)) {
       passing.resize(static_cast<std::size_t>(std::min(std::ssize(passing), p.count - first)));
-      values(p, first, passing);
+      (*values)(p, first, passing);
     }
     return true;
   };
 }
 
-/// Gives the model its first values, and notes the hashes of those that adapters are trained over.
+/// Gives the model its first values, and notes the hashes of those that checkpoints leave out.
 void StepLoop::initialize() {
+  const bool notes = run_.setup.saved_state() == SavedState::trained;
   workers_.run([&](LoadedModel& member, Rank rank) {
     Parallel& threads = member.device().host_kernels().parallel();
     ParameterValues values = initial_values(run_.source, run_.setup.layout, run_.config().seed, &threads);
-    if (run_.setup.model_config.lora && rank.index == 0) {
-      values = hashing(std::move(values),
-                       [&](const Parameter& p, const std::string& hash) { run_.base_hashes[p.full_name] = hash; });
+    if (!notes || rank.index != workers_.first_rank()) return member.engine().initialize(values, taken_over(nullptr));
+    BaseHashes& hashes = run_.base_hashes;
+    values = hashing(
+        std::move(values), [](const Parameter& p) { return !p.options.trainable; },
+        [&](const Parameter& p, const std::string& hash) {
+          (p.coded() ? hashes.original : hashes.stored)[p.full_name] = hash;
+        });
+    member.engine().initialize(values, taken_over(&values));
+    for (const Parameter* p : run_.setup.layout.owned_parameters()) {
+      if (p->coded()) hashes.stored[p->full_name] = member.engine().code_hash(*p);
     }
-    member.engine().initialize(values, taken_over(values));
   });
 }
 
@@ -126,13 +143,15 @@ void StepLoop::initialize() {
 bool StepLoop::load_checkpoint() {
   const double begin = trace_now();
   check_base(*run_.checkpoint, run_.base_hashes);
+  bool good = true;
   try {
     load_state(workers_.engines(), *run_.checkpoint);
   } catch (const InputError& error) {
     if (names_a_checkpoint(run_.request)) throw;
     spdlog::warn("passed over: {}", error.what());
-    return false;
+    good = false;
   }
+  if (!run_.processes->all("checkpoint", good)) return false;
   output_.line(fmt::format("resumed from {} at step {} ({} in {:.2f} s)", run_.checkpoint->directory().string(),
                            run_.record.step,
                            format_bytes(StateCopy::bytes(run_.setup.layout, run_.checkpoint->manifest().optimizer,
@@ -141,10 +160,19 @@ bool StepLoop::load_checkpoint() {
   return true;
 }
 
+/// Opens the logs of several processes, after each has seen there what the first one wrote.
+void StepLoop::open_ranks_folder() {
+  const fs::path folder = fs::path(run_.config().out) / "ranks";
+  share_folder(folder, *run_.processes);
+  run_.log->open(folder, run_.processes->rank().index);
+}
+
 void StepLoop::open_files() {
   const std::int64_t step = run_.record.step;
   const bool branches = run_.record.resumed_from && names_a_checkpoint(run_.request);  // else what is later is damaged
-  if (branches && has_later_checkpoints(directory_->checkpoints(), step)) checkpoints_->discard_later_checkpoints();
+  const bool discards = branches && directory_ && has_later_checkpoints(directory_->checkpoints(), step);
+  if (branches && run_.processes->of_first("later checkpoints", discards)) checkpoints_->discard_later_checkpoints();
+  if (!directory_) return;
   // One that takes no step may be without the flags of those that did.
   if (step < run_.config().steps || !directory_->has_config()) {
     directory_->write_config(config_toml(with_absolute_paths(run_.config())));
@@ -168,17 +196,17 @@ int StepLoop::run() {
   try {
     if (!take_reference()) {
       output_.line("stopped by a signal before the first step");
-      return StopSignal::received();
+      return stopped();
     }
     make_up_evaluation();
     if (record.resumed_from && done()) say_finished();
-    while (!done() && StopSignal::received() == 0) {
+    while (!done() && stopped() == 0) {
       train_step();
       checkpoints_->after_step();
     }
     if (run_.eval_data && !record.evaluated()) evaluate();  // where there was no step to take
     const bool complete = done() && (!run_.eval_data || record.evaluated());
-    const int signal = complete ? 0 : StopSignal::received();
+    const int signal = complete ? 0 : stopped();
     finish(signal != 0);
     return signal;
   } catch (const StalledError& error) {
@@ -188,6 +216,15 @@ int StepLoop::run() {
     checkpoints_->save_best_effort();
     throw;
   }
+}
+
+/// The signal by which the run is to end, wherever it came; 0: none.
+int StepLoop::stopped() {
+  if (signal_ != 0) return signal_;
+  for (const std::string& received : run_.processes->gather("signals", std::to_string(StopSignal::received()))) {
+    if (signal_ == 0) signal_ = std::stoi(received);
+  }
+  return signal_;
 }
 
 void StepLoop::train_step() {
@@ -264,7 +301,7 @@ void StepLoop::watch_nonfinite(const StepReport& report) {
   RunRecord& record = run_.record;
   ++record.skipped;
   spdlog::warn("step {} skipped: its gradient norm is not finite", record.step);
-  const std::string resume = directory_ ? "resume from the last checkpoint with a smaller --lr" : "use a smaller --lr";
+  const std::string resume = saves() ? "resume from the last checkpoint with a smaller --lr" : "use a smaller --lr";
   if (skipped_in_a_row_ >= skip_limit) {
     throw TrainingError(step_name(record.step),
                         fmt::format("{} steps in a row without a finite gradient norm", skip_limit), resume);
@@ -312,12 +349,13 @@ EndReason StepLoop::end_reason(bool interrupted) const {
 
 void StepLoop::finish(bool interrupted) {
   checkpoints_->save_at_the_end();
-  const std::string digest = workers_.state_digest(run_.setup.saved_state(), run_.base_hashes);
+  const std::string digest = workers_.state_digest(run_.setup.saved_state(), run_.base_hashes.stored);
+  const RankTotals totals = workers_.totals();
   if (directory_) {
     std::string text;
     const EndReason reason = end_reason(interrupted);
     if (statistics_.empty()) text = summary_of_earlier_steps(directory_->summary(), run_.record, digest, reason);
-    if (text.empty()) text = summary_json(run_, statistics_.summary(), workers_.counters(), digest, reason);
+    if (text.empty()) text = summary_json(run_, statistics_.summary(), totals, digest, reason);
     directory_->write_summary(text);
   }
   if (trace_) trace_->write(run_.config().trace);

@@ -27,12 +27,16 @@ class StepLoop {
   int run();
 
  private:
+  void begin();
   bool load_weights();
   void initialize();
-  OffloadEngine::Codes taken_over(const ParameterValues& values) const;
+  OffloadEngine::Codes taken_over(const ParameterValues* values) const;
   bool take_reference();
   bool load_checkpoint();
+  void open_ranks_folder();
   void open_files();
+  bool saves() const noexcept { return !run_.config().out.empty(); }
+  int stopped();
   void train_step();
   void end_step(StepMetrics metrics, const StepResult& result, double begin);
   void watch_nonfinite(const StepReport& report);
@@ -57,10 +61,11 @@ class StepLoop {
   Reference reference_;            ///< reference of DPO, from run() on
   StepRunner runner_;
   StepStatistics statistics_;
-  std::unique_ptr<RunDirectory> directory_;  ///< null: nothing of the run is saved
+  std::unique_ptr<RunDirectory> directory_;  ///< null: nothing of the run is saved, or the first process writes it
   std::unique_ptr<CheckpointPolicy> checkpoints_;
   std::unique_ptr<Replanner> replanner_;  ///< with --policy auto, where the machine is calibrated; else null
   int skipped_in_a_row_ = 0;
+  int signal_ = 0;  ///< the signal by which the run ends, the same in all processes; 0: none so far
 };
 
 }  // namespace tandem

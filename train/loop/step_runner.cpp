@@ -25,21 +25,22 @@ StepResult StepRunner::step(double lr) {
     result.loss = result.report.gradient_norm = std::numeric_limits<double>::quiet_NaN();
     return result;
   }
-  const bool pairs = run_.config().objective == Objective::dpo;
+  const bool preferences = run_.config().objective == Objective::dpo;
   const std::int64_t all_pairs = run_.config().micro_batch / 2 * run_.config().grad_accum;
   try {
-    result.report = run_micro_batches(lr, pairs ? all_pairs : result.targets);
+    result.report = run_micro_batches(lr, preferences ? all_pairs : result.targets);
   } catch (const TrainingError&) {
     run_.sampler->restore(data_before);  // forgets the data of a step that has not been
     throw;
   }
-  if (pairs) {
-    const PairSums sums = sums_of_pairs();
-    result.loss = sums.loss();
-    result.pairs = sums.metrics();
-  } else {
-    result.loss = sum_of_losses() / static_cast<double>(result.targets);
-  }
+  double sum = 0.0;
+  PairSums pairs;
+  workers_.visit_results(run_.config().grad_accum, [&](std::span<const float> losses, std::span<const float> of_pairs) {
+    sum = std::accumulate(losses.begin(), losses.end(), sum);
+    pairs.add(of_pairs);
+  });
+  result.loss = preferences ? pairs.loss() : sum / static_cast<double>(result.targets);
+  if (preferences) result.pairs = pairs.metrics();
   return result;
 }
 
@@ -65,20 +66,23 @@ void StepRunner::fill_row(const HostBatch& batch, std::int64_t row, std::size_t 
   const auto at = static_cast<std::size_t>(row);
   targets += read_window(*run_.data.sources[source], window,
                          batch.window(at, static_cast<std::size_t>(run_.config().seq_len)));
-  if (!batch.reference.empty()) batch.reference[at] = reference_.training[static_cast<std::size_t>(window)];
+  if (batch.reference.empty()) return;
+  // Where the step computes it, nothing is known of it here.
+  batch.reference[at] = reference_.training.empty() ? 0.0F : reference_.training[static_cast<std::size_t>(window)];
 }
 
 /// Forward and backward over the batches as filled, then the update. The loss is the mean over `terms`, targets or
 /// pairs. Blocks until the losses are there.
 StepReport StepRunner::run_micro_batches(double lr, std::int64_t terms) {
-  PhaseProbe probe(workers_.first().engine(), clock_);  // measures the first rank: the others do alike
+  PhaseProbe probe(workers_.first().engine(), clock_);  // measures the first rank here: the others do alike
   const int micro_batches = static_cast<int>(run_.config().grad_accum) / workers_.size();
   StepReport of_first;
   workers_.run([&](LoadedModel& member, Rank rank) {
     OffloadEngine& engine = member.engine();
     engine.begin_step(
         {.lr = lr, .max_grad_norm = run_.config().clip, .micro_batches = micro_batches, .gradient_scale = 1.0});
-    if (rank.index == 0) {
+    const bool is_first = rank.index == workers_.first_rank();
+    if (is_first) {
       run_passes(member, rank, probe, terms, [&] { probe.begin_forward(member.stream()); });
       clock_.mark(Phase::idle, member.stream());
     } else {
@@ -86,7 +90,7 @@ StepReport StepRunner::run_micro_batches(double lr, std::int64_t terms) {
     }
     const StepReport report = engine.end_step();
     member.wait_for_losses();
-    if (rank.index == 0) of_first = report;
+    if (is_first) of_first = report;
   });
   return of_first;
 }
@@ -106,21 +110,6 @@ void StepRunner::run_passes(LoadedModel& member, Rank rank, ParameterAccess& par
     member.train(first, std::min(at_once, all - first), parameters,
                  static_cast<float>(1.0 / static_cast<double>(terms)));
   }
-}
-
-double StepRunner::sum_of_losses() const {
-  double sum = 0.0;
-  for (std::int64_t micro = 0; micro < run_.config().grad_accum; ++micro) {
-    const auto losses = workers_.batch(micro).losses;
-    sum = std::accumulate(losses.begin(), losses.end(), sum);
-  }
-  return sum;
-}
-
-PairSums StepRunner::sums_of_pairs() const {
-  PairSums sums;
-  for (std::int64_t micro = 0; micro < run_.config().grad_accum; ++micro) sums.add(workers_.batch(micro).pairs);
-  return sums;
 }
 
 }  // namespace tandem

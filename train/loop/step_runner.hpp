@@ -38,8 +38,6 @@ class StepRunner {
   StepReport run_micro_batches(double lr, std::int64_t terms);
   void run_passes(LoadedModel& member, Rank rank, ParameterAccess& parameters, std::int64_t terms,
                   const std::function<void()>& begin_forward);
-  double sum_of_losses() const;
-  PairSums sums_of_pairs() const;
 
   PreparedRun& run_;
   RankWorkers& workers_;

@@ -1,14 +1,15 @@
 #include "train/loop/summary.hpp"
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <iterator>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string_view>
 
 #include "core/base/json_text.hpp"
 #include "core/base/version.hpp"
-#include "core/host/topology.hpp"
 #include "train/hf/lora_modules.hpp"
 
 namespace tandem {
@@ -18,30 +19,12 @@ using Json = nlohmann::ordered_json;
 
 Json number(std::optional<double> value) { return value && std::isfinite(*value) ? Json(*value) : Json(nullptr); }
 
-InputTraffic input_traffic(const RunSetup& setup) {
-  InputTraffic inputs = setup.model->input_traffic();
-  for (const RunSetup& peer : setup.peers) {
-    inputs.to_device += peer.model->input_traffic().to_device;
-    inputs.to_host += peer.model->input_traffic().to_host;
-  }
-  return inputs;
-}
-
-/// The host device's memory is this process's own, but stands for memory elsewhere.
-std::size_t emulated_bytes(const RunSetup& setup) {
-  std::size_t emulated = 0;
-  const auto add_emulated = [&](const Device& device) {
-    if (device.info().kind == "host") emulated += device.peak_bytes();
-  };
-  add_emulated(*setup.device);
-  for (const RunSetup& peer : setup.peers) add_emulated(*peer.device);
-  return emulated;
-}
-
 Json lora_of(const RunSetup& setup) {
   const auto& lora = setup.model_config.lora;
   if (!lora) return nullptr;
-  return {{"rank", lora->rank}, {"alpha", lora->alpha}, {"targets", target_names(setup.model_config, *lora)}};
+  std::vector<std::string> targets = target_names(setup.model_config, *lora);
+  std::ranges::copy(target_parameters(setup.model_config, *lora), std::back_inserter(targets));
+  return {{"rank", lora->rank}, {"alpha", lora->alpha}, {"targets", targets}};
 }
 
 /// Adds what DPO has beside other objectives.
@@ -82,20 +65,18 @@ std::string summary_of_earlier_steps(const std::string& summary, const RunRecord
   return json_document(json);
 }
 
-std::string summary_json(const PreparedRun& run, const StepSummary& steps, const EngineCounters& counters,
+std::string summary_json(const PreparedRun& run, const StepSummary& steps, const RankTotals& totals,
                          const std::string& digest, EndReason reason) {
   const RunSetup& setup = run.setup;
   const RunRecord& record = run.record;
-  const InputTraffic inputs = input_traffic(setup);
-  const std::size_t peak_device = setup.peak_device_bytes();
-  const std::size_t emulated = emulated_bytes(setup);
-  const std::size_t peak_process = sample_process_memory().peak_anonymous;
+  const EngineCounters& counters = totals.counters;
   Json json{{"model", setup.model_config.name},
             {"parameters", setup.layout.parameter_count()},
             {"lora", lora_of(setup)},
             {"base_format", base_name(setup.base_format())},
             {"device", setup.device_names()},
             {"ranks", setup.ranks()},
+            {"processes", run.processes->rank().count},
             {"policy", setup.plan.policy.text()},
             {"micro_batches",
              {{"count", run.config().grad_accum},
@@ -115,9 +96,9 @@ std::string summary_json(const PreparedRun& run, const StepSummary& steps, const
               {"update", number(steps.update)},
               {"exposed_update", number(steps.exposed_update)}}},
             {"planned_device_bytes", setup.planned_device_bytes()},
-            {"peak_device_bytes", peak_device},
+            {"peak_device_bytes", totals.peak_device_bytes},
             {"planned_host_bytes", setup.planned_host_bytes()},
-            {"peak_host_bytes", peak_process > emulated ? peak_process - emulated : 0},
+            {"peak_host_bytes", totals.peak_host_bytes},
             {"planned_file_bytes", setup.all_memory().bytes_in(Place::file)},
             {"updated_parameters",
              {{"cpu", counters.parameters_updated_cpu},
@@ -129,8 +110,8 @@ std::string summary_json(const PreparedRun& run, const StepSummary& steps, const
               {"peers", counters.bytes_from_peers},
               {"file_read", counters.bytes_from_file},
               {"file_write", counters.bytes_to_file},
-              {"activations_h2d", inputs.to_device},
-              {"activations_d2h", inputs.to_host}}},
+              {"activations_h2d", totals.inputs.to_device},
+              {"activations_d2h", totals.inputs.to_host}}},
             {"speculated_parameters", counters.parameters_speculated},
             {"confirmed_steps", counters.confirmed_steps},
             {"rolled_back_steps", counters.rolled_back_steps},
@@ -141,6 +122,7 @@ std::string summary_json(const PreparedRun& run, const StepSummary& steps, const
             {"version", version},
             {"command", run.request.command}};
   if (run.config().objective == Objective::dpo) add_pairs(json, record);
+  if (run.setup.reference) json["dpo_reference"] = run.setup.reference->in_step ? "step" : "before";
   return json_document(json);
 }
 

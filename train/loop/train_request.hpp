@@ -1,7 +1,9 @@
 #pragma once
 // Request of `tandem train`.
+#include <optional>
 #include <string>
 
+#include "comm/launch_facts.hpp"
 #include "train/config/config.hpp"
 
 namespace tandem {
@@ -13,8 +15,9 @@ struct TrainRequest {
   std::string resume_from;  ///< a checkpoint; empty: the newest good one in --out
   bool dry_run = false;
   bool quiet = false;
-  std::string program = "tandem";  ///< the program as it was called, a word for a shell
-  std::string command;             ///< the command as typed, for the summary
+  std::optional<LaunchFacts> launch;  ///< place among several processes; none: this one alone
+  std::string program = "tandem";     ///< the program as it was called, a word for a shell
+  std::string command;                ///< the command as typed, for the summary
 };
 
 }  // namespace tandem

@@ -15,6 +15,11 @@ Trainer::Trainer(TrainRequest request) : run_(std::move(request)) {}
 Trainer::~Trainer() = default;
 
 int Trainer::run() {
+  return run_.processes->or_fail([this] { return run_alike(); });
+}
+
+/// The part of one process, which all play alike.
+int Trainer::run_alike() {
   output_ = std::make_unique<RunOutput>(run_);
   std::string text = plan_text();
   text.pop_back();

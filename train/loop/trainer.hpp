@@ -20,6 +20,8 @@ class Trainer {
 
   /// Header and memory table, for people.
   std::string plan_text() const { return run_.plan_text(); }
+  /// Whether this process speaks to people: of several, the first alone.
+  bool speaks() const noexcept { return run_.processes->is_first(); }
   const RunSetup& setup() const noexcept { return run_.setup; }
 
   /// Trains, saves, and writes the summary. Blocks. Returns the number of the signal that ended it, or 0.
@@ -27,6 +29,8 @@ class Trainer {
   int run();
 
  private:
+  int run_alike();
+
   PreparedRun run_;
   std::unique_ptr<RunOutput> output_;
   std::unique_ptr<StepLoop> loop_;

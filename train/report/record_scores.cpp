@@ -20,6 +20,11 @@ constexpr const char* data_key = "data";
 
 fs::path scores_path(const fs::path& bin) { return fs::path(bin).replace_extension(".scores.safetensors"); }
 
+bool has_scores(const std::vector<std::string>& data) {
+  std::error_code hidden;
+  return data.size() == 1 && fs::exists(scores_path(data.front()), hidden);
+}
+
 void write_scores(const fs::path& file, const RecordScores& scores) {
   const fs::path beside = file.string() + ".tmp";
   Unfinished unfinished(beside);

@@ -14,8 +14,13 @@ struct RecordScores {
   std::string data;                      ///< TokenSource::digest() of the records
 };
 
+/// File of the reference of a run's training data, in its folder.
+constexpr const char* reference_file = "reference.safetensors";
 /// Name of the scores of a token file: NAME.scores.safetensors beside NAME.bin.
 std::filesystem::path scores_path(const std::filesystem::path& bin);
+
+/// Whether there are scores beside the data of a run, which one file holds.
+bool has_scores(const std::vector<std::string>& data);
 
 /// Writes a safetensors file with the tensor `log_probabilities` (R) f32, and both digests as metadata. The file
 /// appears whole or not at all. Throws WriteError.

@@ -50,8 +50,8 @@ CheckpointSaver::CheckpointSaver(std::vector<OffloadEngine*> engines, SaverOptio
       options_(std::move(options)),
       say_(std::move(say)),
       pace_(options_.urgent, options_.clock) {
-  prune_checkpoints(options_.root,
-                    {});  // removes the leftovers of a killed run, also where this run has nothing to save
+  // Removes the leftovers of a killed run, also where this run has nothing to save.
+  if (options_.writes) prune_checkpoints(options_.root, {});
   if (!options_.copies) return;
   copy_ = std::make_unique<StateCopy>(engine_.layout(), optimizer_of(engine_.plan().state),
                                       engine_.device().host_kernels().parallel(), options_.saved);
@@ -90,7 +90,9 @@ bool CheckpointSaver::save(Manifest manifest, std::int64_t steps, bool best) {
   manifest_.optimizer = optimizer_of(engine_.plan().state);
   manifest_.parameters = checkpoint_parameters(engine_);
   for (CheckpointParameter& p : manifest_.parameters) {
-    if (options_.saved == SavedState::trained && !p.trainable) p.elsewhere = options_.elsewhere.at(p.name);
+    if (options_.saved == SavedState::all || p.trainable) continue;
+    p.elsewhere = options_.elsewhere.at(p.name);
+    if (const auto own = options_.original.find(p.name); own != options_.original.end()) p.original = own->second;
   }
   manifest_.adam_step = engine_.step();
   best_pending_ = best;
@@ -164,8 +166,31 @@ std::span<float> CheckpointSaver::buffer() {
 fs::path CheckpointSaver::write_beside(CheckpointContent& content) {
   give_way(politeness_where_updates_wait);
   content.buffer = buffer();
-  content.read = timed(state_reader(*scope_, engine_.layout()));
+  const StateReader read = timed(state_reader(*scope_, engine_.layout()));
+  if (options_.ranks_elsewhere) return write_or_read(content, read);
+  content.read = read;
   return write_checkpoint(options_.root, content);
+}
+
+/// The part of this process in a save of several: the others wait for each of its reads, also where nothing is written,
+/// or no more can be.
+fs::path CheckpointSaver::write_or_read(CheckpointContent& content, const StateReader& read) {
+  SaveReads reads(read, engine_.layout(), manifest_.optimizer, options_.saved);
+  content.read = [&](std::size_t index, StateArray array, std::int64_t first, std::span<float> values) {
+    return reads.read(index, array, first, values);
+  };
+  fs::path written;
+  std::exception_ptr failure;
+  try {
+    if (options_.writes) written = write_checkpoint(options_.root, content);
+  } catch (const WriteError&) {
+    failure = std::current_exception();
+  } catch (const InputError&) {  // a file beside
+    failure = std::current_exception();
+  }
+  reads.make_rest(content.buffer);
+  if (failure) std::rethrow_exception(failure);
+  return written;
 }
 
 void CheckpointSaver::write_state() {
@@ -189,7 +214,9 @@ void CheckpointSaver::write() noexcept {
     write_state();
     seconds_ = trace_now() - began_;  // it counts from here on, and what is removed is another matter
     const fs::path best = best_pending_ ? written_ : best_;
-    prune_checkpoints(options_.root, {.keep = options_.keep, .written = written_, .best = best});
+    if (options_.writes) {
+      prune_checkpoints(options_.root, {.keep = options_.keep, .written = written_, .best = best});
+    }
   } catch (...) {
     failure_ = std::current_exception();  // reaches whoever asks for the outcome
   }
@@ -210,8 +237,10 @@ bool CheckpointSaver::conclude(bool last) {
   under_way_ = false;
   if (!failure_) {
     if (best_pending_) best_ = written_;
-    say_(fmt::format("saved {} ({} in {:.2f} s, {})", written_.string(),
-                     format_bytes(static_cast<std::size_t>(bytes_.load())), seconds_, cost_of_the_save()));
+    if (options_.writes) {
+      say_(fmt::format("saved {} ({} in {:.2f} s, {})", written_.string(),
+                       format_bytes(static_cast<std::size_t>(bytes_.load())), seconds_, cost_of_the_save()));
+    }
     if (measured_disk_ > 0.0) disk_ = measured_disk_;
     alone_ = {};
     return true;

@@ -30,11 +30,15 @@ struct SaverOptions {
   /// takes a buffer of save_buffer_values. Either way an update waits until the state that it overwrites has been read.
   /// A copy is written at a SavePace; without one, as fast as can be. Where no step follows nothing is copied.
   bool copies = false;
+  /// Whether this process writes: with ranks in several the others only read, for the one that does.
+  bool writes = true;
+  bool ranks_elsewhere = false;  ///< whether other processes read the same, which then all is read for, come what may
   OnSaveFailure on_failure = OnSaveFailure::stop;
   SavedState saved = SavedState::all;
   /// Hashes, by full name, of the frozen parameters that are not saved.
   std::map<std::string, std::string> elsewhere{};
-  std::vector<FileBeside> beside{};  ///< copied into every checkpoint, where they still exist
+  std::map<std::string, std::string> original{};  ///< hashes of the coded ones' values in the base
+  std::vector<FileBeside> beside{};               ///< copied into every checkpoint, where they still exist
   /// Predicts the steps beside a save under a plan, on a disk of so many bytes a second (0: not measured yet). Called
   /// on the saver's thread; may be empty.
   std::function<std::optional<SaveSlowdown>(const Plan& plan, double disk)> predict{};
@@ -59,6 +63,9 @@ class CheckpointSaver {
   /// save is due, or the run ends; 0: it has ended. `best`: this one stays, whatever comes. Throws and returns as
   /// `poll` does; throws DeviceError where no thread can be had, and then there is no save.
   bool save(Manifest manifest, std::int64_t steps, bool best = false);
+  /// Whether a save is under way, of which nobody has asked for the outcome; whether it is done.
+  bool under_way() const noexcept { return under_way_; }
+  bool is_done() const noexcept { return done_; }
   /// Looks whether the save under way is done, and does not wait. Where it failed: throws WriteError, or warns
   /// and returns false if the run is to go on.
   bool poll();
@@ -84,6 +91,7 @@ class CheckpointSaver {
   void wait_for_the_thread();
   std::filesystem::path write_copy(CheckpointContent& content);
   std::filesystem::path write_beside(CheckpointContent& content);
+  std::filesystem::path write_or_read(CheckpointContent& content, const StateReader& read);
   void write_state();
   void let_go();
   StateReader timed(StateReader read);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "comm/gloo_transport.hpp"
 #include "core/base/direct_buffer.hpp"
 #include "io/atomic_file.hpp"
 #include "offload/engine/state_io.hpp"
@@ -59,7 +60,8 @@ HostRows host_rows(const RunPlan& run, const RunPurpose& purpose, const RunMachi
   rows.program = part_of_rank(machine.program_bytes, run.options.rank);
   rows.libraries = libraries_in_use(machine);
   rows.batches = host_batch_bytes(run.shape, run.batch_slots);
-  rows.reference = run.reference_bytes;
+  rows.reference = run.reference ? run.reference->bytes : 0;
+  if (machine.processes > 1 && machine.device_kind == "host") rows.staging = gloo_staging_bytes;
   if (!purpose.training) return rows;
   const auto threads = static_cast<std::size_t>(machine.update_threads);
   rows.subgroups = static_cast<std::size_t>(subgroup_count(run.layout, run.options)) * bytes_of_subgroup;
@@ -82,6 +84,7 @@ void HostRows::add_to(MemoryPlan& memory) const {
   memory.add("libraries in use", "run", Place::pageable, libraries);
   memory.add("lists of subgroups", "run", Place::pageable, subgroups);
   memory.add("batches", "run", Place::pinned, batches);
+  memory.add("staging between ranks", "run", Place::pinned, staging);
   memory.add("reference of DPO", "run", Place::pageable, reference);
   memory.add("digest buffer", "save", Place::pageable, digest);
   memory.add("state conversion", "save", Place::pageable, conversion);

@@ -13,6 +13,7 @@ struct HostRows {
   std::size_t libraries = 0;
   std::size_t subgroups = 0;  ///< the engine's lists of them and of their tasks
   std::size_t batches = 0;
+  std::size_t staging = 0;    ///< pinned, between device and network, where there are several processes
   std::size_t reference = 0;  ///< log-probabilities under the reference of DPO
   std::size_t digest = 0;
   std::size_t conversion = 0;  ///< buffers for state that is not stored as fp32, while it is read or written
@@ -21,7 +22,8 @@ struct HostRows {
   std::size_t writer = 0;
 
   std::size_t total() const noexcept {
-    return program + libraries + subgroups + batches + reference + digest + conversion + file + checkpoint + writer;
+    return program + libraries + subgroups + batches + staging + reference + digest + conversion + file + checkpoint +
+           writer;
   }
   void add_to(MemoryPlan& memory) const;
 };

@@ -52,6 +52,13 @@ int threads_of(std::int64_t asked, double all) { return asked > 0 ? static_cast<
 ProfileMachine machine_of(const MachineProfile& profile, const TrainConfig& config) {
   const std::size_t ranks = split_device_names(config.device).size();
   require_file_rates(config, profile);
+  if (config.compute == ComputeType::fp8 && profile.device_kind == "cuda" && !profile.products_fp8.known()) {
+    throw UsageError("--compute fp8",
+                     fmt::format("profile {} has no device.products_fp8: as far as it says, the card "
+                                 "multiplies no eight-bit factors",
+                                 profile.name),
+                     "use --compute bf16, or add the figure");
+  }
   ProfileMachine made;
   RunMachine& machine = made.machine;
   machine.device_kind = profile.device_kind;

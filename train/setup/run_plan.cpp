@@ -6,6 +6,7 @@
 #include <span>
 #include <utility>
 
+#include "core/device/cuda_memory.hpp"
 #include "core/base/error.hpp"
 #include "core/device/device_name.hpp"
 #include "offload/engine/state_io.hpp"
@@ -13,10 +14,10 @@
 #include "scheduler/plan/rank_slice.hpp"
 #include "scheduler/search/replan.hpp"
 #include "scheduler/tasks/traffic.hpp"
-#include "train/hf/model_source.hpp"
 #include "train/setup/fastest_shape.hpp"
 #include "train/setup/host_rows.hpp"
 #include "train/setup/performance.hpp"
+#include "train/setup/reference_choice.hpp"
 #include "train/setup/run_request.hpp"
 
 namespace tandem {
@@ -43,18 +44,25 @@ class RunPlanner {
     run_.facts = machine.facts;
     run_.options = offload_options(config);
     run_.options.rank = rank;
-    if (purpose.training && rank.index == 0) {
-      run_.reference_bytes = static_cast<std::size_t>(config.sequences.scored) * sizeof(float);
-    }
     run_.batch_slots = purpose.training ? static_cast<std::size_t>(config.grad_accum) : 1;
+    if (machine.processes > 1) ++run_.batch_slots;  // for those of other processes, which are drawn and counted
     run_.shape = run_shape(config, model, compute_type(config, machine.device_kind), purpose.training);
     run_.shape.cached = purpose.cached;
+    if (purpose.cached > 0) run_.shape.fp8.reset();
+    if (run_.shape.fp8 && !machine.ops->has_fp8()) {
+      throw DeviceError("--compute fp8",
+                        "this GPU multiplies no eight-bit factors; Ada (compute capability 8.9), Hopper "
+                        "and later ones do",
+                        "use --compute bf16");
+    }
+    if (purpose.training && config.objective == Objective::dpo) plan_reference();
     run_.layout = purpose.training ? training_layout(config, model, run_.shape) : forward_layout(model);
     rows_ = host_rows(run_, purpose, machine);
   }
 
   RunPlan planned() {
     take(machine_.profile ? fastest() : first_that_fits());
+    if (run_.reference && run_.prediction) predict_reference(*run_.reference);
     if (run_.may_replan()) {
       book_room_for_change(run_.plan, run_.layout, run_.options, run_.facts);
     }
@@ -83,6 +91,43 @@ class RunPlanner {
   }
 
  private:
+  // -- reference of DPO ------------------------------------------------------------------------------------------
+
+  void plan_reference() {
+    ReferencePlan& reference = run_.reference.emplace();
+    reference.in_step = run_.shape.reference_in_step;
+    const SequenceFacts& records = config_.sequences;
+    reference.bytes =
+        static_cast<std::size_t>(records.held_out + (reference.in_step ? 0 : records.scored)) * sizeof(float);
+    reference.text = reference.in_step    ? "in each step"
+                     : records.has_scores ? "beside the data"
+                                          : "before the first step";
+  }
+
+  void predict_reference(ReferencePlan& reference) const {
+    if (reference.in_step || config_.sequences.has_scores) return;
+    const auto passes = static_cast<double>(reference_work(config_, run_.options.rank.count).passes);
+    reference.before_seconds = passes * scoring_seconds();
+    reference.text += fmt::format(": predicted {:.4g} s", *reference.before_seconds);
+  }
+
+  /// Seconds of a forward pass that ends in losses: of computing, or where they take longer of copies of weights.
+  double scoring_seconds() const {
+    RunShape shape = run_.shape, with_reference = shape;
+    shape.micro_batches = with_reference.micro_batches = 1;
+    with_reference.reference_in_step = true;
+    const std::vector<LayerSeconds> layers = compute_of(shape);
+    double computing = compute_of(with_reference).back().backward - layers.back().backward;  // the head's
+    for (const LayerSeconds& layer : layers) computing += layer.forward;
+    double bytes = 0.0;
+    for (int i = 0; i < run_.layout.layer_count(); ++i) {
+      const Layer& layer = run_.layout.layer(i);
+      if (run_.plan.layers[static_cast<std::size_t>(i)].resident) continue;
+      bytes += static_cast<double>(weight_bytes(layer, slice_of(layer, run_.options.rank)));
+    }
+    return std::max(computing, bytes / machine_.profile->to_device.value);
+  }
+
   // -- shapes ----------------------------------------------------------------------------------------------------
 
   std::vector<ActivationEntry> model_memory(const RunShape& shape) const {
@@ -91,7 +136,7 @@ class RunPlanner {
 
   /// Pinned memory that is not the plan's.
   std::size_t pinned_bytes(const std::vector<ActivationEntry>& entries) const {
-    std::size_t bytes = rows_.batches;
+    std::size_t bytes = rows_.batches + rows_.staging;
     for (const ActivationEntry& entry : entries) {
       if (entry.place == Place::pinned) bytes += align_up(entry.bytes);
     }
@@ -106,7 +151,7 @@ class RunPlanner {
       (entry.place == Place::device ? made.activation_bytes : on_host) += align_up(entry.bytes);
     }
     made.options.reserved_device_memory =
-        made.activation_bytes + page_table_bytes(pinned_bytes(entries), run_.facts, run_.options.rank);
+        made.activation_bytes + connection_bytes() + page_table_bytes(pinned_bytes(entries), run_.facts, run_.options.rank);
     made.options.reserved_host_memory = rows_.total() + on_host;
     set_shape(made.options, run_.model_config, shape);
     return made;
@@ -116,6 +161,11 @@ class RunPlanner {
     ShapePlan made = without_plan(shape);
     made.plan = make_plan(run_.layout, made.options, run_.facts);
     return made;
+  }
+
+  /// Bytes that the library which connects GPUs of several processes takes of each, beside what is planned.
+  std::size_t connection_bytes() const {
+    return machine_.processes > 1 && machine_.device_kind == "cuda" ? assumed_nccl_bytes : 0;
   }
 
   bool fits(const RunShape& shape) const {
@@ -233,6 +283,7 @@ class RunPlanner {
     run.memory.add("device context and libraries", "run", Place::device, run.facts.device_reserved);
     run.page_tables = run.plan.page_tables + page_table_bytes(pinned_bytes(entries), run.facts, run.options.rank);
     run.memory.add("page tables of pinned memory", "run", Place::device, run.page_tables);
+    if (connection_bytes() > 0) run.memory.add("connections of GPUs", "run", Place::device, connection_bytes());
     rows_.add_to(run.memory);
   }
 
@@ -252,8 +303,9 @@ class RunPlanner {
   }
 
   /// A copy of the state, so that no update waits while it is written, where there is room for it. Each rank books its
-  /// part of what the process has once.
+  /// part of what the process has once. With several processes there is none: rank 0 would hold all state.
   void book_copy() {
+    if (machine_.processes > 1) return;
     const std::size_t copy = part_of_rank(
         StateCopy::bytes(run_.layout, optimizer_of(run_.options.state), run_.saved_state()), run_.options.rank);
     PlanningFacts facts = run_.facts;
@@ -287,28 +339,26 @@ class RunPlanner {
   RunPlan run_;
 };
 
-Rank first_rank(const TrainConfig& of_all) { return {0, static_cast<int>(split_device_names(of_all.device).size())}; }
+/// Planner of the first rank, which has the others' plans too.
+RunPlanner planner_of(const TrainConfig& of_rank, const TrainConfig& of_all, const ModelConfig& model,
+                      const RunPurpose& purpose, const RunMachine& machine) {
+  return RunPlanner(of_rank, model, purpose, machine, {0, ranks_of(of_all, machine.processes)});
+}
 
 }  // namespace
 
-WeightCode RunPlan::base_format() const noexcept {
-  for (const Layer& layer : layout.layers()) {
-    const auto coded = std::ranges::find_if(layer.parameters, &Parameter::coded);
-    if (coded != layer.parameters.end()) return coded->options.code;
-  }
-  return WeightCode::none;
-}
-
 RunPlan plan_run(const TrainConfig& of_all, const ModelConfig& model, const RunPurpose& purpose,
                  const RunMachine& machine) {
-  const TrainConfig config = config_of_rank(of_all);
-  return RunPlanner(config, model, purpose, machine, first_rank(of_all)).planned();
+  const TrainConfig config = config_of_rank(of_all, machine.processes);
+  const auto planned = [&](const TrainConfig& c) { return planner_of(c, of_all, model, purpose, machine).planned(); };
+  if (!purpose.training || !chooses_reference(config, model)) return planned(config);
+  return cheaper_reference(config, ranks_of(of_all, machine.processes), planned);
 }
 
 void require_fit(const TrainConfig& of_all, const ModelConfig& model, const RunPurpose& purpose,
                  const RunMachine& machine) {
-  const TrainConfig config = config_of_rank(of_all);
-  RunPlanner(config, model, purpose, machine, first_rank(of_all)).require_fit();
+  const TrainConfig config = config_of_rank(of_all, machine.processes);
+  planner_of(config, of_all, model, purpose, machine).require_fit();
 }
 
 }  // namespace tandem

@@ -13,6 +13,7 @@
 #include "scheduler/plan/plan.hpp"
 #include "scheduler/search/auto.hpp"
 #include "train/config/config.hpp"
+#include "train/hf/trained_layout.hpp"
 #include "train/saving/checkpoint_space.hpp"
 #include "train/saving/save_prediction.hpp"
 
@@ -37,6 +38,7 @@ struct RunMachine {
   std::size_t program_bytes = 0;  ///< bytes of the process on the host before the run takes memory; all ranks together
   std::optional<MachineProfile> profile;  ///< rates, shared by all ranks; none: nothing is predicted
   LayerSeconds slower{1.0, 1.0};          ///< times that forward and backward take longer than the profile has it
+  int processes = 1;                      ///< processes of the run; of several each has one rank
 };
 
 /// Host bytes of a process that holds no run yet: of the program itself, or what is assumed of it where it is not more.
@@ -50,6 +52,15 @@ struct RunPrediction {
   Choice choice;
 };
 
+/// When DPO's reference is computed.
+struct ReferencePlan {
+  bool in_step = false;                    ///< in each step; else before the first
+  std::size_t bytes = 0;                   ///< bytes of log-probabilities, held by the first rank
+  std::optional<double> before_seconds{};  ///< predicted, of the passes before the first step
+  std::optional<double> added_seconds{};   ///< predicted, by which all steps together are longer otherwise
+  std::string text{};                      ///< which it is and why, in words
+};
+
 /// Plan of a run. On several devices it is the plan of the first rank, whose slices are the largest, with those of the
 /// others.
 struct RunPlan {
@@ -61,20 +72,24 @@ struct RunPlan {
   Plan plan;            ///< plan of the engine
   std::optional<RunPrediction> prediction;  ///< a training run's, where the machine's rates are known
   std::string order;  ///< order of a step's micro-batches and its reason, in words; empty for a single micro-batch
-  MemoryPlan memory;  ///< memory of the whole process: engine, model, program
+  std::optional<ReferencePlan> reference{};      ///< when DPO's reference is computed; empty without DPO
+  MemoryPlan memory;                             ///< memory of the whole process: engine, model, program
   std::size_t activation_bytes = 0;              ///< bytes of the model on the device
   std::size_t page_tables = 0;                   ///< bytes that the driver takes on the device for all pinned memory
-  std::size_t reference_bytes = 0;               ///< log-probabilities of DPO's reference, held by the first rank
   std::size_t batch_slots = 1;                   ///< micro-batches whose tokens the host holds at once
   Saving saving;                                 ///< memory for it is booked
   std::optional<CheckpointSpace> checkpoints{};  ///< empty where nothing is saved
-  std::vector<RunPlan> other_ranks{};  ///< rank by rank from 1 on; without a prediction, saving or order of their own
+  /// Plans of the ranks from 1 on, without a prediction, saving or order of their own; of the first rank's plan alone.
+  std::vector<RunPlan> other_ranks{};
 
   /// Format of the frozen matrices of blocks; none: as weights are.
-  WeightCode base_format() const noexcept;
-  /// Parameters whose values its checkpoints hold: with adapters the trained ones alone.
-  SavedState saved_state() const noexcept { return model_config.lora ? SavedState::trained : SavedState::all; }
-  int ranks() const noexcept { return 1 + static_cast<int>(other_ranks.size()); }
+  WeightCode base_format() const noexcept { return tandem::base_format(layout); }
+  /// Parameters whose values its checkpoints hold: with adapters, or over frozen matrices in fewer bits, the trained
+  /// ones alone.
+  SavedState saved_state() const noexcept {
+    return model_config.lora || base_format() != WeightCode::none ? SavedState::trained : SavedState::all;
+  }
+  int ranks() const noexcept { return options.rank.count; }
   /// Bytes of each device, and of all of the host.
   std::size_t planned_device_bytes() const noexcept { return memory.device_bytes(); }
   std::size_t planned_host_bytes() const { return all_memory().host_bytes(); }

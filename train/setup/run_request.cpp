@@ -7,7 +7,7 @@
 
 #include "core/base/error.hpp"
 #include "core/device/device_name.hpp"
-#include "train/hf/model_source.hpp"
+#include "train/hf/trained_layout.hpp"
 #include "train/setup/performance.hpp"
 
 namespace tandem {
@@ -60,8 +60,10 @@ OffloadOptions offload_options(const TrainConfig& c) {
 }
 
 DType compute_type(const TrainConfig& config, std::string_view device_kind) {
-  if (device_kind == "host") return config.compute.value_or(DType::f32);
-  if (config.compute == DType::f32) {
+  if (device_kind == "host") {
+    return config.compute.value_or(ComputeType::fp32) == ComputeType::fp32 ? DType::f32 : DType::bf16;
+  }
+  if (config.compute == ComputeType::fp32) {
     throw UsageError("--compute fp32", "on a GPU tandem computes in bf16, with fp32 sums",
                      "leave it out, or use --device host");
   }
@@ -89,6 +91,16 @@ void set_shape(OffloadOptions& options, const ModelConfig& model, const RunShape
   options.offloaded_input_bytes = offloaded_input_bytes(model, shape);
 }
 
+namespace {
+
+/// How linear layers multiply, where not by their factors as they are.
+std::optional<Fp8Products> fp8_products(const TrainConfig& config) {
+  if (config.compute != ComputeType::fp8) return std::nullopt;
+  return Fp8Products{config.fp8_gradients, config.fp8_accumulation};
+}
+
+}  // namespace
+
 RunShape run_shape(const TrainConfig& config, const ModelConfig& model, DType compute, bool training) {
   const Recompute recompute = recompute_of(config, model);
   return {
@@ -96,12 +108,15 @@ RunShape run_shape(const TrainConfig& config, const ModelConfig& model, DType co
       .sequence = config.seq_len,
       .micro_batches = training && config.accumulation_order == AccumulationOrder::layer ? config.grad_accum : 1,
       .compute = compute,
+      .fp8 = fp8_products(config),
       .recomputed_blocks = recompute.blocks,
       .selective = recompute.selective,
       .training = training,
       .offload_inputs = config.offload_activations && training,
       .packed = config.sequences.packed,
-      .preference_beta = training && config.objective == Objective::dpo ? static_cast<float>(config.dpo_beta) : 0.0F};
+      .preference_beta = training && config.objective == Objective::dpo ? static_cast<float>(config.dpo_beta) : 0.0F,
+      .reference_in_step =
+          training && config.objective == Objective::dpo && config.dpo_reference == DpoReference::step};
 }
 
 ParameterLayout training_layout(const TrainConfig& config, const ModelConfig& model, const RunShape& shape) {
@@ -119,12 +134,22 @@ std::int64_t sequence_length(const TrainConfig& config, const ModelConfig& model
   return config.seq_len;
 }
 
-TrainConfig config_of_rank(TrainConfig config) {
-  const auto ranks = static_cast<std::int64_t>(split_device_names(config.device).size());
+int ranks_of(const TrainConfig& config, int processes) {
+  const auto devices = static_cast<int>(split_device_names(config.device).size());
+  if (processes == 1) return devices;
+  if (devices == 1) return processes;
+  throw UsageError(fmt::format("--device {}", config.device),
+                   fmt::format("this is one of {} processes, which have a device each", processes),
+                   "name one device, or train in one process");
+}
+
+TrainConfig config_of_rank(TrainConfig config, int processes) {
+  const std::int64_t ranks = ranks_of(config, processes);
   if (config.grad_accum % ranks != 0) {
-    throw UsageError(fmt::format("--grad-accum {}", config.grad_accum),
-                     fmt::format("{} devices share the micro-batches of a step", ranks),
-                     fmt::format("use a multiple of {}", ranks));
+    throw UsageError(
+        fmt::format("--grad-accum {}", config.grad_accum),
+        fmt::format("{} {} share the micro-batches of a step", ranks, processes > 1 ? "processes" : "devices"),
+        fmt::format("use a multiple of {}", ranks));
   }
   config.grad_accum /= ranks;
   return config;

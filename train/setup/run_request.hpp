@@ -12,9 +12,12 @@
 
 namespace tandem {
 
+/// Ranks of a run in so many processes, or in one, with a rank for each device. Throws UsageError where one of several
+/// processes is to have several devices.
+int ranks_of(const TrainConfig& config, int processes);
 /// The configuration of one rank of the run: with its part of a step's micro-batches. Throws UsageError where they have
-/// no equal parts.
-TrainConfig config_of_rank(TrainConfig config);
+/// no equal parts, and as ranks_of.
+TrainConfig config_of_rank(TrainConfig config, int processes = 1);
 DeviceOptions device_options(const TrainConfig& config);
 /// Options of the engine by the configuration. Nothing is reserved yet of the ceilings, which are the whole process's.
 OffloadOptions offload_options(const TrainConfig& config);

@@ -1,6 +1,7 @@
 #include "train/setup/run_setup.hpp"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <linux/magic.h>
 #include <spdlog/spdlog.h>
 #include <sys/statfs.h>
@@ -17,6 +18,7 @@
 #include "core/ops/ops.hpp"
 #include "train/setup/performance.hpp"
 #include "train/setup/run_request.hpp"
+#include "train/setup/shared_machine.hpp"
 
 namespace tandem {
 namespace {
@@ -112,19 +114,46 @@ RunSetup setup_of(RunPlan plan, std::unique_ptr<Device> device) {
   return run;
 }
 
+/// Plan of this process' rank, out of the first's.
+RunPlan part_of(RunPlan plan, Rank rank) {
+  if (rank.index == 0) return plan;
+  RunPlan own = std::move(plan.other_ranks.at(static_cast<std::size_t>(rank.index) - 1));
+  own.saving = plan.saving;
+  return own;
+}
+
+/// The run of one of several processes. The first one looks at the disk, and has all plans for the table.
+RunSetup setup_of_process(const TrainConfig& config, const ModelConfig& model, const RunPurpose& purpose,
+                          RunMachine own, std::unique_ptr<Device> device, Processes& processes) {
+  SharedMachine shared = machine_of_all(processes, std::move(own), device->info());
+  RunPlan plan = plan_run(config, model, purpose, shared.machine);
+  if (plan.checkpoints && processes.is_first()) look_at_disk(*plan.checkpoints, config.out);
+  if (processes.is_first()) warn_of_insistence(plan);
+  RunSetup run = setup_of(part_of(std::move(plan), processes.rank()), std::move(device));
+  run.processes = &processes;
+  run.names_of_all = std::move(shared.device_names);
+  return run;
+}
+
 }  // namespace
 
 RunSetup set_up_run(const TrainConfig& config, const ModelConfig& model, const RunPurpose& purpose,
                     const KnownMachine& known) {
   if (!purpose.training) require_one_device(config.device, "what does not train");
-  static_cast<void>(config_of_rank(config));  // refuses micro-batches that have no equal parts
+  const int processes = known.processes == nullptr ? 1 : known.processes->rank().count;
+  static_cast<void>(config_of_rank(config, processes));  // refuses micro-batches that have no equal parts
   const std::vector<std::string> names = split_device_names(config.device);
-  std::vector<std::unique_ptr<Device>> devices = open_alike(names, device_options(config));
+  DeviceOptions options = device_options(config);
+  if (processes > 1) options.ordinal = known.processes->local_rank();
+  std::vector<std::unique_ptr<Device>> devices = open_alike(names, options);
   RunMachine machine = machine_of(*devices.front(), config, purpose, known.host ? *known.host : read_topology());
   std::vector<std::string> doubts_of_rates;
   machine.profile = rates_of(*devices.front(), config, purpose, known.profile, doubts_of_rates);
-  if (machine.profile) machine.profile = shared_by(*std::move(machine.profile), static_cast<int>(names.size()));
   machine.slower = known.slower;
+  if (processes > 1) {
+    return setup_of_process(config, model, purpose, std::move(machine), std::move(devices.front()), *known.processes);
+  }
+  if (machine.profile) machine.profile = shared_by(*std::move(machine.profile), static_cast<int>(names.size()));
   RunPlan plan = plan_run(config, model, purpose, machine);
   if (plan.checkpoints) look_at_disk(*plan.checkpoints, config.out);
   if (purpose.predicts) warn_of_insistence(plan);
@@ -138,6 +167,7 @@ RunSetup set_up_run(const TrainConfig& config, const ModelConfig& model, const R
 }
 
 std::string RunSetup::device_names() const {
+  if (!names_of_all.empty()) return fmt::format("{}", fmt::join(names_of_all, ", "));
   std::string names = device->info().name;
   for (const RunSetup& peer : peers) names += ", " + peer.device->info().name;
   return names;
@@ -149,6 +179,15 @@ std::size_t RunSetup::peak_device_bytes() const {
   return peak;
 }
 
+namespace {
+
+std::string fp8_key(const Fp8Products& how) {
+  return fmt::format(", products e4m3, gradients {}{}", how.gradients == Fp8Format::e4m3 ? "e4m3" : "e5m2",
+                     how.accumulation == Fp8Accumulation::fast ? ", fast accumulation" : "");
+}
+
+}  // namespace
+
 std::string RunSetup::compute_key() const {
   // `split` holds what `fp32` does; only rounded moments or another optimizer make another run of it.
   const bool own_bits = rounds_moments(plan.state) || is_lion(plan.state);
@@ -156,8 +195,8 @@ std::string RunSetup::compute_key() const {
   const WeightCode code = base_format();
   const std::string base = code == WeightCode::none ? "" : fmt::format("; base {}", base_name(code));
   const char* packed = shape.packed ? "; packed" : "";
-  return fmt::format("tandem {}; {}; compute {}{}{}{}", version, device->info().compute_key, name_of(shape.compute),
-                     state, base, packed);
+  return fmt::format("tandem {}; {}; compute {}{}{}{}{}", version, device->info().compute_key, name_of(shape.compute),
+                     shape.fp8 ? fp8_key(*shape.fp8) : "", state, base, packed);
 }
 
 }  // namespace tandem

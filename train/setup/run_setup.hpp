@@ -10,17 +10,20 @@
 #include "models/transformer/transformer.hpp"
 #include "scheduler/machine/profile.hpp"
 #include "train/config/config.hpp"
+#include "train/setup/processes.hpp"
 #include "train/setup/run_plan.hpp"
 #include "train/setup/run_request.hpp"
 
 namespace tandem {
 
-/// A plan and the device of its first rank, with those of the others. `model` is not bound to memory yet.
+/// A plan and the device of this process' first rank, with those of its others. `model` is not bound to memory yet.
 struct RunSetup : RunPlan {
   std::unique_ptr<Device> device;
   std::unique_ptr<Transformer> model;
-  std::vector<std::string> doubts;  ///< about this machine's calibration, where that is what it was planned by
-  std::vector<RunSetup> peers{};    ///< rank by rank from 1 on
+  std::vector<std::string> doubts;          ///< about this machine's calibration, where that is what it was planned by
+  std::vector<RunSetup> peers{};            ///< ranks of this process after its first, one by one
+  Processes* processes = nullptr;           ///< the processes of the run; null: this one alone
+  std::vector<std::string> names_of_all{};  ///< names of the devices of several processes, by rank
 
   /// "cuda:0 NVIDIA H200", of several one after another.
   std::string device_names() const;
@@ -36,9 +39,11 @@ struct KnownMachine {
   const MachineProfile* profile = nullptr;  ///< rates; null: the calibration of this machine, where there is one
   const Topology* host = nullptr;           ///< machine whose memory the host has; null: this one
   LayerSeconds slower{1.0, 1.0};            ///< times that forward and backward take longer than the profile has it
+  Processes* processes = nullptr;           ///< the processes of the run; null: this one alone
 };
 
-/// Opens the devices and plans the run on them, see plan_run(). Throws what that throws, and DeviceError.
+/// Opens the devices and plans the run on them, see plan_run(). Where there are several processes, each opens one, all
+/// make the plan of one machine, and each takes its rank's part of it. Throws what that throws, and DeviceError.
 RunSetup set_up_run(const TrainConfig& config, const ModelConfig& model, const RunPurpose& purpose,
                     const KnownMachine& known = {});
 

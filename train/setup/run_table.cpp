@@ -1,11 +1,13 @@
 // Text of a run's plan.
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <array>
 #include <string_view>
 
 #include "train/hf/model_source.hpp"
+#include "train/setup/fp8_work.hpp"
 #include "train/setup/run_plan.hpp"
 
 namespace tandem {
@@ -25,6 +27,19 @@ std::string file_note(const RunPlan& run) {
   for (const RunPlan& other : run.other_ranks) bytes += other.plan.file_bytes_of_step();
   return fmt::format("{} in {}, read and written in every step", format_bytes(bytes),
                      run.options.state_folder->string());
+}
+
+/// "e4m3", and the layers that are none; empty without eight-bit products.
+std::string products_note(const ModelConfig& model, const RunShape& shape) {
+  if (!shape.fp8) return "";
+  const std::vector<std::string> others = fp8_exceptions(model, shape);
+  const std::string gradients = shape.fp8->gradients == Fp8Format::e5m2 ? "e4m3, gradients e5m2" : "e4m3";
+  if (others.empty()) return gradients;
+  if (shape.batch * shape.sequence % fp8_multiple != 0) {
+    return fmt::format("bf16: a micro-batch of {} tokens is no multiple of {}", shape.batch * shape.sequence,
+                       fp8_multiple);
+  }
+  return fmt::format("{}; bf16, as sizes are no multiples of {}: {}", gradients, fp8_multiple, fmt::join(others, ", "));
 }
 
 }  // namespace
@@ -69,8 +84,12 @@ std::string RunPlan::table() const {
   int buffers = 0;
   for (const auto& c : plan.size_classes) buffers = std::max(buffers, c.weight_buffers);
   const bool training = shape.training;
+  const WeightCode code = base_format();
+  const std::string stored = code == WeightCode::none
+                                 ? ""
+                                 : fmt::format("; frozen matrices of blocks in {}, all else as it is", base_name(code));
   const std::array<std::string, 5> notes{
-      fmt::format("{} of {} layers resident, {} in flight", resident, layout.layer_count(), buffers),
+      fmt::format("{} of {} layers resident, {} in flight{}", resident, layout.layer_count(), buffers, stored),
       training ? "bf16, flushed during backward" : "none",
       training ? fmt::format("{:.0f}% resident, {:.0f}% streamed, {:.0f}% on the CPU ({})", percent(shares.resident),
                              percent(shares.streamed), percent(shares.cpu), plan.policy_text())
@@ -83,7 +102,9 @@ std::string RunPlan::table() const {
     text += fmt::format("{:<12}{:>11}{:>11}   {}\n", name, shown(device_bytes), shown(host_bytes), note);
   };
   for (std::size_t i = 0; i < rows.size(); ++i) line(rows[i].name, rows[i].device, rows[i].host, notes[i]);
+  if (shape.fp8) line("products", 0, 0, products_note(model_config, shape));
   if (!order.empty()) line("order", 0, 0, order);
+  if (reference) line("reference", 0, 0, reference->text);
   if (plan.file_buffers > 0) line("state file", 0, 0, file_note(*this));
   if (checkpoints) line("checkpoint", 0, 0, checkpoints->text());
   std::string bounds = fmt::format("ceiling {}", format_bytes(plan.device_memory));

@@ -98,8 +98,8 @@ void take_sequences(TrainConfig& config, const ModelConfig& model, const Trainin
   }
   if (eval_data != nullptr && eval_data->bounded()) facts.packed = true;
   if (config.objective == Objective::dpo) {
-    facts.scored = require_windows(*data.sources.front(), length) +
-                   (eval_data == nullptr ? 0 : require_windows(*eval_data, length, "--eval-data"));
+    facts.scored = require_windows(*data.sources.front(), length);
+    if (eval_data != nullptr) facts.held_out = require_windows(*eval_data, length, "--eval-data");
   }
   config.seq_len = length;
   config.sequences = std::move(facts);

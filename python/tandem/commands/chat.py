@@ -15,8 +15,8 @@ from ..finetuning import native
 from ..finetuning.arguments import number
 from ..finetuning.processes import environment
 from ..finetuning.refusal import Refusal
-from ..finetuning.run_state import SETTINGS, RunFolder
-from ..finetuning.settings import from_toml
+from ..finetuning.run_state import RunFolder
+from ..finetuning.settings import SETTINGS, from_toml
 
 
 class _Parser(argparse.ArgumentParser):
@@ -52,13 +52,14 @@ def _chat(given: argparse.Namespace, others: list[str]) -> int:
         if _is_for_torch(given.run):
             return _converse(given.run, given, others)
         return _sample(given.run, given, others)
-    if run.stage("model") is None:
+    results = [folder for folder in (run.model, run.adapter) if run.stage(folder.name) is not None]
+    if not results:
         raise Refusal(f"{given.run}: its training has not ended; give its `tandem finetune` again", 2)
     settings = from_toml((given.run / SETTINGS).read_text(encoding="utf-8"))
     if (run.stage("choices") or {}).get("engine") != "torch":
         device = [] if "--device" in others or settings["device"] == "auto" else ["--device", settings["device"]]
-        return _sample(run.model, given, [*device, *others])
-    return _converse(run.model, given, others)
+        return _sample(results[0], given, [*device, *others])
+    return _converse(results[0], given, others)
 
 
 def _is_for_torch(folder: Path) -> bool:

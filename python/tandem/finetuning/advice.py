@@ -7,12 +7,16 @@ import shlex
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any, NamedTuple
 
-from . import native
+from ..display import bytes_text
+from . import adapting, native
+from .model_facts import is_quantized
 from .refusal import Refusal
 from .settings import Settings
 
 _FORMATS = ("split", "bf16-moments", "8bit-moments")  # of optimizer state, each smaller than the one before
+_RANK = 16  # of adapters
 _LENGTHS = (2048, 1024, 512, 256, 128)  # tokens of shorter rows
 # By model_type, the smallest first: built-in shapes and the models of the hub that have them.
 _FAMILIES = {
@@ -27,21 +31,37 @@ _FAMILIES = {
 }
 
 
-class NotFitting(Refusal):
-    """A plan that does not fit. `flags`: of the command line, each of which makes it fit; `models`: those that would fit in the place of
-    this one."""
+class Change(NamedTuple):
+    """A change that is enough: flags of the command line, or another model; and the plan that it has."""
 
-    def __init__(self, refused: Refusal, flags: Sequence[str], models: Sequence[str]) -> None:
+    change: str
+    plan: dict[str, Any]
+
+    def taken(self) -> str:
+        """Bytes of the plan, for people."""
+        return f"{bytes_text(self.plan['device_bytes'])} of the device and {bytes_text(self.plan['host_bytes'])} of the host"
+
+
+class NotFitting(Refusal):
+    """A plan that does not fit. `flags`: of the command line, each of which makes it fit; `adapters`: flags that train adapters in the
+    place of the model; `models`: those that would fit in the place of this one."""
+
+    def __init__(self, refused: Refusal, flags: Sequence[Change], adapters: Sequence[Change], models: Sequence[Change]) -> None:
         what, _, told = str(refused).partition(";")
-        first = flags[0] if flags else f"the model {models[0]}" if models else None
-        super().__init__(f"{what}; take {first}" if first else f"{what};{told or ' take a smaller model'}", 3)
-        self.flags, self.models = tuple(flags), tuple(models)
+        first = [flags[0].change] if flags else []
+        first += [f"{found.change}{' for adapters' if '--lora-rank' in found.change else ''}, with {found.taken()}" for found in adapters]
+        first += [f"the model {models[0].change}"] if models and not first else []
+        super().__init__(f"{what}; take {'; or take '.join(first)}" if first else f"{what};{told or ' take a smaller model'}", 3)
+        self.flags, self.models = (*flags, *adapters), tuple(models)
 
     def commands(self, settings: Settings, arguments: Sequence[str]) -> list[str]:
-        """The command line, changed in each of these ways."""
+        """The command line, changed in each of these ways, behind the memory that it takes."""
         command = shlex.join(["tandem", "finetune", *arguments])
-        others = [[model if word in (settings.model, Path(settings.model).name) else word for word in arguments] for model in self.models]
-        return [f"{command} {flags}" for flags in self.flags] + [shlex.join(["tandem", "finetune", *words]) for words in others]
+        told = [f"in {found.taken()}: {command} {found.change}" for found in self.flags]
+        for found in self.models:
+            words = [found.change if word in (settings.model, Path(settings.model).name) else word for word in arguments]
+            told.append(f"in {found.taken()}: {shlex.join(['tandem', 'finetune', *words])}")
+        return told
 
 
 class MayFit(Refusal):
@@ -64,39 +84,73 @@ class MayFit(Refusal):
 def require_fit(settings: Settings, model: Path, row_length: int) -> None:
     """Refuses a run whose smallest plan does not fit: NotFitting. Other reasons of the plan are a Refusal, too."""
     try:
-        native.plan(settings, model, row_length, settings.micro_batch or 1, 2)
+        native.plan(settings, model, row_length, _rows(settings), 2)
     except Refusal as refusal:
         if refusal.code != 3:
             raise
-        raise NotFitting(refusal, _flags(settings, model, row_length), _models(settings, model, row_length)) from None
+        found = [change(settings, model, row_length) for change in (_flags, _adapters, _models)]
+        raise NotFitting(refusal, *found) from None
 
 
-def _flags(settings: Settings, model: Path, row_length: int) -> list[str]:
+def _rows(settings: Settings) -> int:
+    """Rows that are computed at once, at least."""
+    return settings.micro_batch or adapting.least_rows(settings)
+
+
+def _first(changes: dict[str, tuple[Settings, int]], model: Path, rows: int) -> list[Change]:
+    """The first of these changes, each to settings and a row length, that fits."""
+    for flags, (changed, length) in changes.items():
+        plan = native.fitting_plan(changed, model, length, rows)
+        if plan is not None:
+            return [Change(flags, plan)]
+    return []
+
+
+def _flags(settings: Settings, model: Path, row_length: int) -> list[Change]:
     """One change of each kind that is enough; where none is, several at once."""
-    rows = settings.micro_batch or 1
+    rows, least = _rows(settings), adapting.least_rows(settings)
     smaller = _FORMATS[_FORMATS.index(settings.state) + 1:] if settings.state in _FORMATS else _FORMATS
-    lengths = [length + 1 for length in _LENGTHS if length + 1 < row_length]
-
-    def fitting(changes: dict[str, tuple[Settings, int]], rows: int = rows) -> list[str]:
-        return next(([flags] for flags, (changed, length) in changes.items() if native.fits(changed, model, length, rows)), [])
+    lengths = [length + 1 for length in _LENGTHS if length + 1 < row_length] if settings.objective == "lm" else []  # no answer may be cut
 
     def with_state(state: str) -> Settings:
         return dataclasses.replace(settings, state=state)
 
-    found = fitting({f"--state {state}": (with_state(state), row_length) for state in smaller})
-    found += fitting({f"--row-length {length}": (settings, length) for length in lengths})
-    if settings.micro_batch and settings.micro_batch > 1:
-        found += fitting({"--micro-batch 1": (settings, row_length)}, 1)
+    found = _first({f"--state {state}": (with_state(state), row_length) for state in smaller}, model, rows)
+    found += _first({f"--row-length {length}": (settings, length) for length in lengths}, model, rows)
+    if rows > least:
+        found += _first({f"--micro-batch {least}": (settings, row_length)}, model, least)
     if settings.state_folder is None:
         elsewhere = dataclasses.replace(settings, state_folder=Path(tempfile.gettempdir()))
-        found += fitting({"--state-dir DIR": (elsewhere, row_length)})
+        found += _first({"--state-dir DIR": (elsewhere, row_length)}, model, rows)
     if not found and smaller:
-        found += fitting({f"--state {smaller[-1]} --row-length {length}": (with_state(smaller[-1]), length) for length in lengths})
+        found += _first({f"--state {smaller[-1]} --row-length {length}": (with_state(smaller[-1]), length) for length in lengths}, model, rows)
     return found
 
 
-def _models(settings: Settings, model: Path, row_length: int) -> list[str]:
+def _adapters(settings: Settings, model: Path, row_length: int) -> list[Change]:
+    """Adapters in the place of the model; of a run that has them, a frozen model in fewer bits."""
+    if is_quantized(model):
+        return []
+    if adapting.has_adapters(settings):
+        rank, flags = settings.lora_rank, ""
+    else:
+        rank, flags = _RANK, f"--lora-rank {_RANK} "
+    bases = adapting.BASES[adapting.BASES.index(settings.base or "bf16") + bool(not flags):]
+    changes = {f"{flags}--base {base}" if base != "bf16" else flags.rstrip(): base for base in bases}
+    try:
+        return _first({words: (dataclasses.replace(settings, lora_rank=rank, base=base), row_length) for words, base in changes.items()},
+                      model, _rows(settings))
+    except Refusal:  # of a model none of whose linear layers has adapters
+        return []
+
+
+def _models(settings: Settings, model: Path, row_length: int) -> list[Change]:
     """The largest model of the family that fits."""
-    rows = settings.micro_batch or 1
+    if settings.adapter is not None:  # which belongs to this one
+        return []
     family = _FAMILIES.get(json.loads((model / "config.json").read_bytes()).get("model_type", ""), ())
-    return next(([name] for shape, name in reversed(family) if native.fits(settings, Path(shape), row_length, rows)), [])
+    for shape, name in reversed(family):
+        plan = native.fitting_plan(settings, Path(shape), row_length, _rows(settings))
+        if plan is not None:
+            return [Change(name, plan)]
+    return []

@@ -5,6 +5,9 @@ import math
 
 USUAL_ROW = 2048  # tokens
 USUAL_MICRO_BATCH = 8192  # tokens that are computed at once
+LARGE = 20_000_000_000  # parameters, between 13 billion and 33 billion
+# Peak rates of AdamW for preferences, of whole models and of adapters; passes over them; pairs of a step at most.
+PREFERENCE_RATE, PREFERENCE_ADAPTER_RATE, PREFERENCE_EPOCHS = 1e-6, 1e-5, 1.0
 VALIDATION, WARMUP, PATIENCE = 0.05, 0.03, 3
 
 
@@ -12,6 +15,14 @@ def learning_rate(parameters: int) -> float:
     """Peak rate of AdamW: 2e-5 for a billion parameters, and less for more, by the square root. Two digits."""
     rate = min(2e-3, 2e-5 * math.sqrt(1e9 / max(parameters, 1)))
     return float(f"{rate:.1e}")
+
+
+def adapter_rate(parameters: int) -> float:
+    """Peak rate of AdamW for adapters over so many frozen parameters: 2e-4, 1e-4 for the largest models, more for less than a billion,
+    2e-3 at most."""
+    if parameters > LARGE:
+        return 1e-4
+    return float(f"{min(2e-3, max(2e-4, 10 * learning_rate(parameters))):.1e}")
 
 
 def epochs(records: int) -> float:

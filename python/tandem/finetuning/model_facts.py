@@ -5,10 +5,12 @@ import json
 import math
 import struct
 from pathlib import Path
+from typing import Any
 
 from .refusal import Refusal
 
 _MOST_HEADER = 1 << 28  # bytes
+_SCALES = ".weight."  # in the names of what bitsandbytes writes beside a quantized matrix
 _SUFFIXES = (".json", ".safetensors", ".jinja", ".model")
 
 
@@ -35,9 +37,14 @@ def _values_in(file: Path) -> int:
             if size > _MOST_HEADER:
                 raise ValueError
             header = json.loads(stream.read(size))
-        return sum(math.prod(tensor["shape"]) for name, tensor in header.items() if name != "__metadata__")
+        return sum(_values_of(tensor) for name, tensor in header.items() if name != "__metadata__" and _SCALES not in name)
     except (OSError, ValueError, struct.error, KeyError, TypeError, AttributeError):
         raise Refusal(f"{file}: it is no safetensors file; get it again", 4) from None
+
+
+def _values_of(tensor: dict[str, Any]) -> int:
+    """Values of a tensor; a byte is two codes of NF4."""
+    return int(math.prod(tensor["shape"])) * (2 if tensor["dtype"] == "U8" else 1)
 
 
 def architecture_of(folder: Path) -> str:
@@ -45,3 +52,8 @@ def architecture_of(folder: Path) -> str:
     config = json.loads((folder / "config.json").read_bytes())
     names = config.get("architectures") or [config.get("model_type", "unknown")]
     return str(names[0])
+
+
+def is_quantized(folder: Path) -> bool:
+    """Whether the weights are in fewer bits already."""
+    return bool(json.loads((folder / "config.json").read_bytes()).get("quantization_config"))

@@ -22,10 +22,14 @@ _LFS = b"version https://git-lfs"
 
 def refuse_adapter(names: Iterable[str], what: str, base: str) -> None:
     """Refuses a model whose files are those of an adapter. `base`: the model that it belongs to, or empty."""
-    found = sorted(set(names) & set(ADAPTER_FILES))
+    names = set(names)
+    found = sorted(names & set(ADAPTER_FILES))
+    if found and "config.json" in names:
+        raise Refusal(f"{what}: it holds a model and an adapter ({found[0]}); move the adapter to a folder of its own, and name that by --adapter "
+                      "to go on from it", 2)
     if found:
-        raise Refusal(f"{what}: it holds an adapter ({found[0]}){f' of {base}' if base else ''}, which is not applied; merge it into its base "
-                      "(peft: merge_and_unload, then save_pretrained), or name the base alone", 2)
+        raise Refusal(f"{what}: it holds an adapter ({found[0]}){f' of {base}' if base else ''}, and no model; name its base as MODEL, and its "
+                      "folder by --adapter to go on from it", 2)
 
 
 def refuse_other_formats(names: Iterable[str], what: str, source: str) -> None:
@@ -43,8 +47,8 @@ def refuse_other_formats(names: Iterable[str], what: str, source: str) -> None:
     raise Refusal(f"{what}: it has no {WEIGHTS} and no {INDEX}; name a model with weights", 4)
 
 
-def read_config(file: Path, what: str) -> dict[str, Any]:
-    """The description of a model. Raises Refusal where it is none, or of quantized weights."""
+def read_config(file: Path, what: str, frozen: bool = False) -> dict[str, Any]:
+    """The description of a model. Raises Refusal where it is none, or of quantized weights, unless they stay `frozen`."""
     try:
         config = json.loads(file.read_bytes())
     except (OSError, ValueError) as error:
@@ -52,10 +56,10 @@ def read_config(file: Path, what: str) -> dict[str, Any]:
     if not isinstance(config, dict):
         raise Refusal(f"{what}: {file} describes no model; get it again", 2)
     quantized = config.get("quantization_config")
-    if quantized:
+    if quantized and not frozen:
         method = quantized.get("quant_method") if isinstance(quantized, dict) else None
         raise Refusal(f"{what}: its weights are quantized{f' ({method})' if method else ''}, which cannot be trained; name the model that it was "
-                      "made of", 4)
+                      f"made of{', or train adapters over it: --lora-rank 16' if method == 'bitsandbytes' else ''}", 4)
     return config
 
 
@@ -93,14 +97,15 @@ def weights_in(folder: Path, what: str) -> list[Path]:
     return [folder / name for name in names]
 
 
-def check_folder(folder: Path, what: str) -> None:
-    """Refuses a folder that holds no whole model with weights as safetensors and a tokenizer."""
+def check_folder(folder: Path, what: str, frozen: bool = False) -> None:
+    """Refuses a folder that holds no whole model with weights as safetensors and a tokenizer. `frozen`: whether the weights are not
+    trained, and may be quantized."""
     names = [path.name for path in folder.iterdir()]
     refuse_adapter(names, what, base_of(folder))
     if "config.json" not in names:
         inner = f"; name {folder / 'model'}" if (folder / "model" / "config.json").is_file() else ""
         raise Refusal(f"{what}: the folder has no config.json{inner or '; name a folder that save_pretrained wrote, or one of the hub'}", 2)
-    read_config(folder / "config.json", what)
+    read_config(folder / "config.json", what, frozen)
     refuse_other_formats(names, what, str(folder))
     weights_in(folder, what)
     refuse_without_tokenizer(names, what, str(folder))

@@ -27,19 +27,20 @@ _BRANCH = "main"
 _MARGIN = 1 << 28
 
 
-def find_model(name: str, *, revision: str | None, offline: bool, progress: Callable[[str], None]) -> Path:
+def find_model(name: str, *, revision: str | None, offline: bool, progress: Callable[[str], None], frozen: bool = False) -> Path:
     """Folder of a model: the folder of that name, else the model `org/name` of the hub, at its branch, tag or commit `revision`
     ("main"). What of it is missing in the local cache is downloaded, unless `offline`: configuration, tokenizer and safetensors.
     Where the hub cannot be reached, the model is taken as it is in the cache.
 
     Blocks while files come, and tells of them by `progress`. An interrupted download goes on at the next call with the files that
-    are not whole. Raises Refusal where there is no such model, or it cannot be trained."""
+    are not whole. `frozen`: whether its weights are not trained, and may be quantized. Raises Refusal where there is no such model, or it
+    cannot be trained."""
     what = f"MODEL {name}"
     folder = Path(name).expanduser()
     if folder.is_dir():
         if revision is not None:
             raise Refusal(f"{what}: it is a folder, which has no revision {revision}; leave --revision out", 2)
-        check_folder(folder, what)
+        check_folder(folder, what, frozen)
         return folder
     if folder.exists():
         raise Refusal(f"{what}: it is a file; name the folder that holds config.json, tokenizer and *.safetensors", 2)
@@ -48,8 +49,8 @@ def find_model(name: str, *, revision: str | None, offline: bool, progress: Call
         raise Refusal(f"{what}: there is no such folder, and it is no name of the hub; {hub.did_you_mean(near)}name a folder, or org/name", 2)
     hub.package(what)
     if hub.is_offline(offline):
-        return _from_cache(name, revision or _BRANCH, near, "and nothing may be downloaded (offline)", 2)
-    return _Download(name, revision or _BRANCH, near, progress).folder()
+        return _from_cache(name, revision or _BRANCH, near, "and nothing may be downloaded (offline)", 2, frozen)
+    return _Download(name, revision or _BRANCH, near, progress, frozen).folder()
 
 
 def _folders_near(folder: Path) -> list[str]:
@@ -61,7 +62,7 @@ def _folders_near(folder: Path) -> list[str]:
     return [str(path) for path in sorted(beside)]
 
 
-def _from_cache(name: str, revision: str, near: list[str], why: str, code: int) -> Path:
+def _from_cache(name: str, revision: str, near: list[str], why: str, code: int, frozen: bool) -> Path:
     """The model as it is in the hub's local cache. Raises Refusal with `why` and `code` where it is not there, or not whole."""
     from huggingface_hub import constants, snapshot_download
     what = f"MODEL {name}"
@@ -73,7 +74,7 @@ def _from_cache(name: str, revision: str, near: list[str], why: str, code: int) 
         raise Refusal(f"{what}: it is not in the local cache {constants.HF_HUB_CACHE}{at}, {why}; {hub.did_you_mean(near)}get it where there is a "
                       f"network: hf download {name}{'' if revision == _BRANCH else f' --revision {revision}'}", code) from None
     try:
-        check_folder(folder, what)
+        check_folder(folder, what, frozen)
     except Refusal as refusal:
         raise Refusal(f"{str(refusal).partition(';')[0]} in the local cache, {why}; get it where there is a network: hf download {name}",
                       code) from None
@@ -83,8 +84,8 @@ def _from_cache(name: str, revision: str, near: list[str], why: str, code: int) 
 class _Download:
     """Download of a model in two parts: what decides whether it can be trained, then its weights."""
 
-    def __init__(self, name: str, revision: str, near: list[str], progress: Callable[[str], None]) -> None:
-        self._name, self._revision, self._near, self._progress = name, revision, near, progress
+    def __init__(self, name: str, revision: str, near: list[str], progress: Callable[[str], None], frozen: bool) -> None:
+        self._name, self._revision, self._near, self._progress, self._frozen = name, revision, near, progress, frozen
         self._what = f"MODEL {name}"
 
     def folder(self) -> Path:
@@ -94,14 +95,14 @@ class _Download:
         except Refusal as refusal:
             if refusal.code != 5:
                 raise
-            folder = _from_cache(self._name, self._revision, self._near, f"and {_reason(refusal)}", 5)
+            folder = _from_cache(self._name, self._revision, self._near, f"and {_reason(refusal)}", 5, self._frozen)
             self._progress(f"{self._what}: taken from the local cache, as the hub cannot be reached")
             return folder
         if not any(name in sizes for name in ADAPTER_FILES):  # an adapter has no config.json of its own
             self._require_config(sizes)
         folder = self._get([name for name in sizes if self._is_small(name)], sizes)
         refuse_adapter(sizes, self._what, base_of(folder))
-        read_config(folder / "config.json", self._what)
+        read_config(folder / "config.json", self._what, self._frozen)
         refuse_other_formats(sizes, self._what, self._name)
         refuse_without_tokenizer(sizes, self._what, self._name)
         weights = shards_of(folder / INDEX, self._what) if INDEX in sizes else [WEIGHTS]
@@ -110,7 +111,7 @@ class _Download:
             raise Refusal(f"{self._what}: its index names {missing[0]}, which the hub does not have; name another model", 4)
         self._require_room(folder, weights, sizes)
         self._get(weights, sizes)
-        check_folder(folder, self._what)
+        check_folder(folder, self._what, self._frozen)
         return folder
 
     def _list(self) -> dict[str, int]:

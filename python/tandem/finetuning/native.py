@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from . import adapting
 from .processes import ask, ask_json, run
 from .refusal import Refusal
 from .run_state import RunFolder, write_whole
@@ -57,7 +58,7 @@ def check_machine(settings: Settings) -> None:
 
 def plan_flags(settings: Settings, model: Path, row_length: int, micro_batch: int, accumulation: int = 1) -> list[str]:
     """Flags of a plan without data."""
-    return ["--model", str(model), *machine_flags(settings), "--seq-len", str(row_length - 1), "--micro-batch", str(micro_batch),
+    return ["--model", str(model), *adapting.flags(settings), *machine_flags(settings), "--seq-len", str(row_length - 1), "--micro-batch", str(micro_batch),
             "--grad-accum", str(accumulation)]
 
 
@@ -66,16 +67,20 @@ def plan(settings: Settings, model: Path, row_length: int, micro_batch: int, acc
     return ask_json("plan", *plan_flags(settings, model, row_length, micro_batch, accumulation))
 
 
-def fits(settings: Settings, model: Path, row_length: int, micro_batch: int, accumulation: int = 2) -> bool:
-    """Whether the plan fits; unless told otherwise with the sums of gradients that several micro-batches have. Raises Refusal for another
-    reason than memory."""
+def fitting_plan(settings: Settings, model: Path, row_length: int, micro_batch: int, accumulation: int = 2) -> dict[str, Any] | None:
+    """The plan, unless told otherwise with the sums of gradients that several micro-batches have; None where it does not fit. Raises
+    Refusal for another reason than memory."""
     try:
-        plan(settings, model, row_length, micro_batch, accumulation)
+        return plan(settings, model, row_length, micro_batch, accumulation)
     except Refusal as refusal:
         if refusal.code == 3:
-            return False
+            return None
         raise
-    return True
+
+
+def fits(settings: Settings, model: Path, row_length: int, micro_batch: int, accumulation: int = 2) -> bool:
+    """Whether the plan fits, as `fitting_plan` makes it."""
+    return fitting_plan(settings, model, row_length, micro_batch, accumulation) is not None
 
 
 def predicted_seconds(settings: Settings, model: Path, row_length: int, schedule: Schedule, say: Callable[[str], None]) -> float | None:
@@ -100,7 +105,8 @@ def train(settings: Settings, folder: RunFolder, model: Path, row_length: int, s
     validation = folder.tokens.with_name("train-validation.bin")
     held_out = ["--eval-data", str(validation), "--eval-every", str(schedule.evaluate_every), "--keep-best"] if validation.is_file() else []
     patience = ["--patience", str(settings.patience)] if held_out and settings.patience else []
-    run(["train", "--model", str(model), "--data", str(folder.tokens), *held_out, *patience, *machine_flags(settings), "--out", str(folder.out),
+    run(["train", "--model", str(model), "--data", str(folder.tokens), *held_out, *patience, *adapting.flags(settings),
+         *machine_flags(settings), "--out", str(folder.out),
          "--seq-len", str(row_length - 1), "--micro-batch", str(schedule.micro_batch), "--grad-accum", str(schedule.accumulation), "--steps", str(schedule.steps),
          "--lr", repr(schedule.lr), "--lr-schedule", settings.schedule, "--warmup-steps", str(schedule.warmup_steps),
          "--weight-decay", repr(settings.weight_decay), "--beta1", repr(settings.betas[0]), "--beta2", repr(settings.betas[1]),
@@ -108,27 +114,30 @@ def train(settings: Settings, folder: RunFolder, model: Path, row_length: int, s
          *(["--resume"] if (folder.out / "config.toml").is_file() else [])], lock)
 
 
-def export(folder: RunFolder) -> None:
-    """Writes the best model, or the last one where none was held out, as OUT/.model.part."""
-    part = part_of(folder)
+def export(folder: RunFolder, result: Path, *flags: str) -> Path:
+    """Writes the best state, or the last one where none was held out, into a folder beside `result`, which it returns."""
+    part = result.with_name(f".{result.name}.part")
     shutil.rmtree(part, ignore_errors=True)
     best = ["--best"] if folder.tokens.with_name("train-validation.bin").is_file() else []
-    ask("export", str(folder.out), *best, "--to", str(part))
+    ask("export", str(folder.out), *best, *flags, "--to", str(part))
+    return part
 
 
-def part_of(folder: RunFolder) -> Path:
-    """The folder of a model that is not whole yet."""
-    return folder.out / ".model.part"
+def name_base(adapter: Path, name: str) -> None:
+    """Names the base in an adapter's folder as the hub does, not by a folder of this machine's cache."""
+    file = adapter / "adapter_config.json"
+    write_whole(file, json.dumps({**json.loads(file.read_bytes()), "base_model_name_or_path": name}, indent=2) + "\n")
 
 
-def complete_model(model: Path, template: Path | None, turn_end: int | None) -> None:
-    """Adds to a model's folder what `tandem chat` and transformers ask it by: a chat template, and the token that ends an answer."""
+def complete_model(model: Path, template: Path | None, turn_end: int | None, base: Path | None = None) -> None:
+    """Adds to a model's folder what `tandem chat` and transformers ask it by: a chat template, and the token that ends an answer. `base`: of
+    an adapter, which has no config.json."""
     if template is not None:
         shutil.copyfile(template, model / template.name)
     if turn_end is None:
         return
     file = model / "generation_config.json"
-    config = json.loads(file.read_bytes() if file.is_file() else (model / "config.json").read_bytes())
+    config = json.loads(file.read_bytes() if file.is_file() else ((base or model) / "config.json").read_bytes())
     ends = config.get("eos_token_id")
     known = ends if isinstance(ends, list) else [] if ends is None else [ends]
     if turn_end in known:

@@ -30,6 +30,7 @@ class Sample(NamedTuple):
     texts: bool  # whether all are texts
     has_template: bool
     turn_end: int | None  # id of the special token that every answer of a chat ends with
+    pairs: bool  # whether they are preferences, of two answers each
 
 
 @contextmanager
@@ -57,24 +58,26 @@ def pipeline_of(tokenizer: Path, form: str) -> Any:
 def take_sample(pipeline: Any, data: Sequence[Path], tokens: Path) -> Sample:
     """Prepares the first records. `tokens`: the token file that is to be written. Raises Refusal."""
     inputs = tools.load("preparation.inputs")
-    lengths, forms, ends = [], set(), set()
+    lengths, forms, ends, chats, records = [], set(), set(), False, 0
     with errors():
         paths, _ = tools.load("preparation.files").find_inputs(list(map(str, data)), tools.load("preparation.outputs").Outputs(tokens, True))
         complete = True
         for path in paths:  # some of each, as files may be of different formats
-            records = ((place, raw) for part in inputs.parts_of([path], _PART_BYTES) for place, raw in inputs.records_of(part))
-            for place, raw in itertools.islice(records, max(1, _SAMPLE // len(paths))):
+            found = ((place, raw) for part in inputs.parts_of([path], _PART_BYTES) for place, raw in inputs.records_of(part))
+            for place, raw in itertools.islice(found, max(1, _SAMPLE // len(paths))):
                 raw, times = _shortened(raw)
-                prepared = pipeline.prepare(raw, place)
-                forms.add(prepared.form)
-                lengths.append(round(len(prepared.encoded.ids) * times))
-                if prepared.targets:
-                    ends.add(_turn_end(prepared.encoded, pipeline.tokenizer))
-            complete = complete and next(records, None) is None
+                records += 1
+                for prepared in pipeline.prepare_all(raw, place):
+                    forms.add(prepared.form)
+                    chats = chats or prepared.form in CHATS or bool(prepared.roles)
+                    lengths.append(round(len(prepared.encoded.ids) * times))
+                    if prepared.targets:
+                        ends.add(_turn_end(prepared.encoded, pipeline.tokenizer))
+            complete = complete and next(found, None) is None
     if not lengths:
         raise Refusal(f"DATA {' '.join(map(str, data))}: it holds no record; name files with some", 2)
-    return Sample(len(lengths), complete, max(lengths), sum(lengths) / len(lengths), pipeline.positions, not forms.isdisjoint(CHATS), forms == {"text"},
-                  bool(pipeline.sources), ends.pop() if len(ends) == 1 else None)
+    return Sample(records, complete, max(lengths), sum(lengths) / len(lengths), pipeline.positions, chats, forms == {"text"},
+                  bool(pipeline.sources), ends.pop() if len(ends) == 1 else None, "preference" in forms)
 
 
 def _shortened(raw: Any) -> tuple[Any, float]:
@@ -90,12 +93,12 @@ def _turn_end(encoded: Any, tokenizer: Any) -> int | None:
     return next((i for i, learnt in zip(reversed(encoded.ids), reversed(encoded.mask)) if learnt and i in special), None)
 
 
-def prepare(data: Sequence[Path], tokenizer: Path, tokens: Path, form: str, row_length: int | None, validation: float) -> None:
-    """Writes the token files, in packed rows, or without a length as a stream, in parallel, and shows the first record. Goes on with the
-    parts of a call that was killed. Blocks. Raises Refusal, and Ended for a signal."""
+def prepare(data: Sequence[Path], tokenizer: Path, tokens: Path, form: str, layout: str, row_length: int | None, validation: float) -> None:
+    """Writes the token files in a layout of the tool, in parallel, and shows the first record. Goes on with the parts of a call that was
+    killed. Blocks. Raises Refusal, and Ended for a signal."""
     run = tools.load("preparation.run")
     settings = run.Settings(inputs=list(map(str, data)), tokenizer=str(tokenizer), out=tokens, row_length=row_length, form=form,
-                            layout="packed" if row_length else "stream", validation=validation)
+                            layout=layout, validation=validation)
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         with errors():

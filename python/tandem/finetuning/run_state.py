@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from .refusal import Refusal
-from .settings import FREE, Settings, as_values, flag_of, from_toml, to_toml
+from .settings import FREE, SETTINGS, Settings, as_values, default_of, flag_of, from_toml, to_toml
 
-SETTINGS = "finetune.toml"
 _LOCK = ".finetune.lock"
 _EARLY = ("data", "stages", "tokenizer")  # folders that a run has before it is begun
 _UNWRITTEN = f".{SETTINGS}.part"  # left by a call that was killed while it wrote the settings
@@ -65,6 +64,7 @@ class RunFolder:
     def __init__(self, out: Path) -> None:
         self.out = out
         self.data, self.tokens, self.model = out / "data", out / "data" / "train.bin", out / "model"
+        self.adapter = out / "adapter"
 
     @property
     def begun(self) -> bool:
@@ -82,8 +82,9 @@ class RunFolder:
             raise Refusal(f"{self.out / SETTINGS}: it cannot be read ({error}); name another --out", 4) from None
         now = as_values(settings)
         for name in sorted((before.keys() | now.keys()) - set(FREE)):
-            if before.get(name) != now.get(name):
-                shown = f"{flag_of(name)} {_shown(name, before.get(name))}, not {_shown(name, now.get(name))}"
+            was, value = (values.get(name, default_of(name)) for values in (before, now))
+            if was != value:
+                shown = f"{flag_of(name)} {_shown(name, was)}, not {_shown(name, value)}"
                 raise Refusal(f"--out {self.out}: it holds a run with {shown}; give the same to go on, or name another --out", 2)
 
     def require_outside(self, data: Sequence[str]) -> None:
@@ -178,11 +179,11 @@ class RunFolder:
             return None
         return found if isinstance(found, dict) else None
 
-    def require(self, name: str, fields: Sequence[str] = ()) -> dict[str, Any]:
-        """Facts of a stage that the run has been through, with exactly these fields where some are named. Raises Refusal where they
-        cannot be read."""
+    def require(self, name: str, fields: Sequence[str] = (), later: Sequence[str] = ()) -> dict[str, Any]:
+        """Facts of a stage that the run has been through, with exactly these fields where some are named; without those of `later`, too,
+        which earlier versions did not write. Raises Refusal where they cannot be read."""
         found = self.stage(name)
-        if found is None or fields and set(found) != set(fields):
+        if found is None or fields and set(found) | set(later) != set(fields):
             raise Refusal(f"{self.out / 'stages' / name}.json: it is missing or damaged; name another --out", 4)
         return found
 

@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 # Settings that change time and memory alone: a second call may have others.
-FREE = ("device_memory", "host_memory", "policy", "state_folder", "checkpoint_every", "offline", "out")
+FREE = ("device_memory", "host_memory", "policy", "state_folder", "checkpoint_every", "offline", "out", "merged")
+# File of a run's folder that holds them.
+SETTINGS = "finetune.toml"
 # Flags whose names are not the setting's own.
 FLAGS = {"data": "DATA", "model": "MODEL", "state_folder": "--state-dir", "schedule": "--lr-schedule",
          "betas": "--beta1 and --beta2", "evaluate_every": "--eval-every"}
@@ -48,11 +50,29 @@ class Settings:
     revision: str | None
     offline: bool
     split: str
+    # Defaults below are of runs that were begun before there were these.
+    lora_rank: int | None = None  # of adapters, which are trained in the place of the model; None: none, or the rank of `adapter`
+    lora_alpha: float | None = None  # None: twice the rank
+    lora_targets: str | None = None  # names with commas between them, or a regular expression; None: all linear layers of blocks
+    lora_dropout: float | None = None  # share; None: 0
+    lora_rslora: bool | None = None  # whether adapters count alpha / sqrt(rank) times; None: alpha / rank
+    lora_modules_to_save: str | None = None  # names with commas between them, of modules that are trained whole
+    adapter: Path | None = None  # to go on from: a folder of PEFT's, a run, a checkpoint
+    base: str | None = None  # format of the frozen model; None: as its files have it
+    merged: bool = False  # whether the run writes a whole model beside its adapter
+    objective: str = "lm"  # "lm": targets are learnt; "dpo": which answer of a pair is preferred
+    dpo_beta: float | None = None  # factor of the rewards; None: 0.1
 
 
 def flag_of(name: str) -> str:
     """The flag that gives a setting, for people."""
     return FLAGS.get(name, "--" + name.replace("_", "-"))
+
+
+def default_of(name: str) -> Any:
+    """The value of a setting that a run was begun without; None where there is none."""
+    default = {field.name: field.default for field in dataclasses.fields(Settings)}.get(name)
+    return None if default is dataclasses.MISSING else default
 
 
 def as_values(settings: Settings) -> dict[str, Any]:

@@ -85,6 +85,16 @@ class FinetuneTest(ProgramTest):
         return {**super().environment(), "PYTHONPATH": PACKAGE, "TANDEM_PYTHON": sys.executable, "HF_HOME": str(self.root / "hub"),
                 "HF_HUB_OFFLINE": "1", **({"XDG_CACHE_HOME": self.measured} if self.measured else {})}
 
+    def cached(self, name):
+        """Folder of a model in the hub's local cache, which is written where it is not there."""
+        folder = self.root / "hub" / "hub" / f"models--{name.replace('/', '--')}"
+        revision = "0123456789abcdef0123456789abcdef01234567"
+        if not folder.exists():
+            write_llama(folder / "snapshots" / revision, CHAT_TEMPLATE)
+            (folder / "refs").mkdir()
+            (folder / "refs" / "main").write_text(revision)
+        return folder / "snapshots" / revision
+
     measured = os.environ.get("TANDEM_TEST_FINETUNE_CACHE")
 
     def tandem(self, *arguments, text=None):

@@ -73,6 +73,23 @@ class Killed(FinetuneTest):
                 (self.out / ".finetune.toml.part").write_text("model = ")
         self.check()
 
+    def test_an_adapter_and_the_model_it_is_merged_into(self):
+        """Killed while each of both is written, and between them."""
+        flags = ["--steps", "40", "--eval-every", "20", "--lora-rank", "4", "--base", "nf4", "--merged"]
+        results = [self.out / name for name in ("adapter/adapter_model.safetensors", "adapter/chat_template.jinja", "model/model.safetensors")]
+        self.succeed(self.finetune(*flags))
+        straight = [path.read_bytes() for path in results]
+        shutil.rmtree(self.out)
+        for name in ("checkpoints/step-00000020", ".adapter.part", "adapter", "stages/adapter.json", ".model.part", "model"):
+            process = self.begin(flags=flags)
+            while process.poll() is None and not (self.out / name).exists():
+                time.sleep(0.001)
+            process.kill()
+            process.wait()
+            self.assertTrue((self.out / name).exists() or process.returncode < 0, name)
+        self.succeed(self.finetune(*flags))
+        self.assertEqual([path.read_bytes() for path in results], straight)
+
     def stage(self):
         """The last stage whose file is there."""
         files = {"model": "model", "steps": "metrics.jsonl", "schedule": "stages/schedule.json", "token files": "stages/prepared.json",

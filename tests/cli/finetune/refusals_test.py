@@ -30,7 +30,7 @@ class Refusals(FinetuneTest):
         adapter = self.root / "adapter"
         adapter.mkdir()
         (adapter / "adapter_config.json").write_text("{}")
-        self.refuse(2, ["adapter", "merge"], model=adapter)
+        self.refuse(2, ["adapter_config.json", "--adapter"], model=adapter)
         self.change("config.json", quantization_config={"quant_method": "gptq"})
         self.refuse(4, ["quantized", "gptq"])
 
@@ -134,7 +134,7 @@ class NotFitting(FinetuneTest):
         done = self.finetune(*device, "--host-memory", f"{(large + small) // 2 >> 20}MiB")
         line = self.refused(done, 3, "does not fit", "take --state")
         self.assertFalse(self.out.exists(), line)
-        named = [text.removeprefix("would fit: ").split() for text in done.stderr.splitlines() if text.startswith("would fit: ")]
+        named = [text.partition(": ")[2].split() for text in done.stderr.splitlines() if text.startswith("would fit in ")]
         self.assertTrue(any(words[-2] == "--state" for words in named), done.stderr)
         self.assertTrue(any(words[-2:] == ["--state-dir", "DIR"] for words in named), done.stderr)
         fitting = next(words for words in named if words[-2] == "--state")
@@ -146,7 +146,7 @@ class NotFitting(FinetuneTest):
         write_llama(self.model, CHAT_TEMPLATE)
         done = self.finetune("--micro-batch", "100000", "--device-memory", "64MiB")
         self.refused(done, 3, "does not fit", "take --micro-batch 1")
-        named = [text for text in done.stderr.splitlines() if text.startswith("would fit: ")]
+        named = [text for text in done.stderr.splitlines() if text.startswith("would fit in ")]
         self.assertEqual([text.split()[-2:] for text in named], [["--micro-batch", "1"]])
 
 

@@ -5,15 +5,16 @@ import json
 import math
 import pathlib
 import struct
+import subprocess
 import sys
 import unittest
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
-from program import SMALL, ProgramTest, main  # noqa: E402
+from program import PROGRAM, SMALL, ProgramTest, main, wait_for  # noqa: E402
 
 FIXTURES = pathlib.Path(__file__).parents[2] / "models" / "fixtures"
 HOST = ["--device", "host", "--threads", "1"]
-BARE = ["gpt2", "llama3", "qwen3", "gemma3", "qwen3_moe"]
+BARE = ["gpt2", "llama3", "qwen3", "gemma3", "qwen3_moe", "phi3", "mixtral", "olmoe", "qwen3_moe.modules"]
 
 
 def read_safetensors(path):
@@ -43,10 +44,11 @@ def floats(tensor):
 
 class AdapterTest(ProgramTest):
     def base(self, name="llama3"):
-        """The model of a fixture, and what its adapter's fixture says."""
+        """The model that the adapter of a fixture belongs to."""
+        name = name.partition(".")[0]
         tensors, metadata = read_safetensors(FIXTURES / f"{name}.safetensors")
         folder = self.root / name
-        folder.mkdir()
+        folder.mkdir(exist_ok=True)
         (folder / "config.json").write_text(metadata["config"])
         names = [n for n in tensors if f"grad.{n}" in tensors]
         write_safetensors(folder / "model.safetensors", {n: tensors[n] for n in names})
@@ -102,6 +104,8 @@ class Peft(AdapterTest):
                 before, after = (json.loads((f / "adapter_config.json").read_text()) for f in (adapter, exported))
                 for key in ("r", "lora_alpha", "use_rslora", "bias", "peft_type", "fan_in_fan_out", "modules_to_save"):
                     self.assertEqual(after[key], before[key], key)
+                for key in ("rank_pattern", "alpha_pattern"):
+                    self.assertEqual(after.get(key, {}), before[key], key)
                 self.assertEqual(after["base_model_name_or_path"], str(base))
                 summary = self.summary(out)
                 self.assertEqual((summary["lora"]["rank"], summary["lora"]["alpha"]), (before["r"], before["lora_alpha"]))
@@ -116,6 +120,10 @@ class Peft(AdapterTest):
 
     def check_sum(self, name, merged):
         """W + scale B A of one layer, by hand."""
+        if name == "olmoe":
+            return self.check_experts(merged)
+        if name in ("mixtral", "qwen3_moe.modules"):
+            return
         base, _ = read_safetensors(FIXTURES / f"{name}.safetensors")
         adapter, metadata = read_safetensors(FIXTURES / "lora" / f"{name}.safetensors")
         config = json.loads(metadata["adapter"])
@@ -132,6 +140,64 @@ class Peft(AdapterTest):
                 at = row * columns + column
                 self.assertAlmostEqual(after[at], before[at] + added, delta=1e-5)
 
+    def check_experts(self, merged):
+        """The same of one expert in each of two layers."""
+        base, _ = read_safetensors(FIXTURES / "olmoe.safetensors")
+        adapter, _ = read_safetensors(FIXTURES / "lora" / "olmoe.safetensors")
+        experts, expert = 7, 2
+        for layer, name, rank, alpha, first_row in [(0, "down_proj", 3, 5, 0), (1, "gate_proj", 4, 2, 0), (1, "up_proj", 4, 2, 13)]:
+            wrapper = f"base_model.model.model.layers.{layer}.mlp.experts."
+            a, b = (floats(adapter[f"{wrapper}lora_{m}.weight"]) for m in "AB")
+            weight = f"model.layers.{layer}.mlp.experts.{expert}.{name}.weight"
+            before, after, (rows, columns) = floats(base[weight]), floats(merged[weight]), base[weight][1]
+            for row in range(rows):
+                for column in range(columns):
+                    added = alpha / math.sqrt(rank) * sum(
+                        b[(first_row + row) * rank * experts + k * experts + expert] * a[(expert * rank + k) * columns + column]
+                        for k in range(rank))
+                    at = row * columns + column
+                    self.assertAlmostEqual(after[at], before[at] + added, delta=1e-5)
+
+    def changed(self, flags, keep=None, name="llama3", **changes):
+        """Loss of an adapter of the fixture whose description is changed, with those matrices alone that `keep` asks for."""
+        adapter = self.adapter(name, **changes)
+        if keep:
+            tensors, _ = read_safetensors(adapter / "adapter_model.safetensors")
+            write_safetensors(adapter / "adapter_model.safetensors", {n: t for n, t in tensors.items() if "lora_" not in n or keep(n)})
+        return self.loss("--model", self.base(name), "--adapter", adapter, *flags)
+
+    def test_ranks_alphas_and_layers_of_some_modules(self):
+        flags, (expected, _) = self.stream()
+        same = self.changed(flags, r=2, lora_alpha=1, rank_pattern={"no_proj": 3, r".*self_attn\..*": 5, "mlp.*": 5},
+                            alpha_pattern={".*": 7})
+        self.assertLess(abs(same / expected - 1), 1e-5)
+        self.assertGreater(abs(self.changed(flags, alpha_pattern={"q_proj": 9}) / expected - 1), 1e-5)
+        self.refused(self.run_program("eval", "--model", self.base(), "--adapter", self.adapter(rank_pattern={"q_proj": 3}),
+                                      *flags), 4, "misshapen", "q_proj.lora_A")
+        linear = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+        first = self.changed(flags, lambda n: ".layers.1." not in n, target_modules=r".*\.0\..*_proj")
+        self.assertGreater(abs(first / expected - 1), 1e-5)
+        for changes in ({"layers_to_transform": [0]}, {"layers_to_transform": 0, "layers_pattern": "layers"},
+                        {"exclude_modules": r".*\.1\..*"},
+                        {"exclude_modules": [f"layers.1.{m}" for m in ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")] +
+                                            [f"1.self_attn.{m}" for m in linear[:4]]}):
+            with self.subTest(changes):
+                loss = self.changed(flags, lambda n: ".layers.1." not in n, target_modules=linear, **changes)
+                self.assertEqual(loss, first)
+
+    def test_ranks_by_module_are_gone_on_with(self):
+        flags, out = self.stream("olmoe")[0], self.root / "out"
+        self.succeed(self.run_program("train", "--model", self.base("olmoe"), "--adapter", self.adapter("olmoe"), *flags, *HOST,
+                                      "--steps", "3", "--out", out))
+        again = self.root / "again"
+        self.succeed(self.run_program("train", "--model", self.base("olmoe"), "--adapter", self.adapter("olmoe"), *flags, *HOST,
+                                      "--steps", "3", "--checkpoint-every", "1", "--keep", "0", "--out", again))
+        self.succeed(self.run_program("train", "--resume", again, "--steps", "3"))
+        self.succeed(self.run_program("train", "--resume", again / "checkpoints" / "step-00000001", "--model", self.base("olmoe"),
+                                      "--adapter", self.adapter("olmoe"), *flags, *HOST, "--steps", "3", "--out", self.root / "o"))
+        for folder in (again, self.root / "o"):
+            self.assertEqual(self.summary(folder)["state_digest"], self.summary(out)["state_digest"])
+
     def test_a_folder_with_base_and_adapter(self):
         base = self.base()
         data, (expected, without) = self.stream()
@@ -140,6 +206,9 @@ class Peft(AdapterTest):
         self.refused(self.run_program("eval", "--model", base, "--adapter", base, *data), 2, "adapter of its own")
         alone = self.adapter(base_model_name_or_path=str(base))
         self.refused(self.run_program("export", alone, "--to", self.root / "x"), 2, "--merged")
+        self.adapter(base_model_name_or_path=str(alone))
+        self.refused(self.run_program("eval", "--model", alone, *data), 2, "holds an adapter itself")
+        self.adapter(base_model_name_or_path=str(base))
         (base / "adapter_config.json").unlink()
         self.refused(self.run_program("eval", "--model", base, *data), 2, "adapter_config.json")
         (base / "adapter_model.safetensors").unlink()
@@ -150,23 +219,58 @@ class Peft(AdapterTest):
         base = self.base()
         data, _ = self.stream()
         for changes, words in [({"use_dora": True}, ["use_dora"]), ({"peft_type": "IA3"}, ["IA3"]),
-                               ({"bias": "all"}, ["bias"]), ({"rank_pattern": {"q_proj": 2}}, ["rank_pattern"]),
-                               ({"alpha_pattern": {"q_proj": 2}}, ["alpha_pattern"]),
-                               ({"layers_to_transform": [1]}, ["layers_to_transform"]),
-                               ({"target_parameters": ["x"]}, ["target_parameters"]),
+                               ({"bias": "all"}, ["bias"]), ({"rank_pattern": {"q_proj": 0}}, ["rank_pattern of q_proj"]),
+                               ({"rank_pattern": {"(q": 2}}, ["rank_pattern"]),
+                               ({"alpha_pattern": {"q_proj": "x"}}, ["alpha_pattern"]),
+                               ({"layers_to_transform": ["x"]}, ["layers_to_transform"]),
+                               ({"layers_to_transform": 1, "target_modules": ".*proj"}, ["layers_to_transform"]),
+                               ({"layers_to_transform": 1, "layers_pattern": "blocks", "target_modules": ["q_proj"]},
+                                ["layers_pattern"]),
+                               ({"target_parameters": ["x"]}, ["target_parameters", "no experts"]),
                                ({"init_lora_weights": "pissa"}, ["pissa"]), ({"some_new_field": 3}, ["some_new_field"]),
                                ({"target_modules": ["embed_tokens"]}, ["embed_tokens", "no linear layer"]),
-                               ({"target_modules": ["q_prj"]}, ["q_prj", "q_proj"]), ({"r": 0}, ["rank"]),
+                               ({"target_modules": ["q_prj"]}, ["q_prj", "q_proj"]), ({"r": 0}, ["rank", "1 to 65536"]), ({"r": 5000}, ["target_modules, rank 5000", "the smaller side"]),
                                ({"target_modules": None}, ["target_modules"])]:
             with self.subTest(changes):
                 adapter = self.adapter(**changes)
                 self.refused(self.run_program("eval", "--model", base, "--adapter", adapter, *data), 2, *words)
 
+    def test_a_base_that_is_an_adapter(self):
+        """Of two adapters one would be left out, and one that names itself never ends."""
+        base = self.base()
+        data, _ = self.stream()
+        first = self.adapter(base_model_name_or_path=str(base))
+        second = self.adapter(folder=self.root / "second", base_model_name_or_path=str(first))
+        self.refused(self.run_program("eval", "--model", second, *data), 2, str(first), "an adapter itself", "--merged")
+        self.adapter(folder=second, base_model_name_or_path=str(second))
+        self.refused(self.run_program("eval", "--model", second, *data), 2, str(second), "an adapter itself")
+
+    def test_several_adapters_in_a_folder(self):
+        base, several = self.base(), self.root / "several"
+        data, (expected, _) = self.stream()
+        several.mkdir()
+        for name in ("one", "two"):
+            self.adapter(folder=several / name, base_model_name_or_path=str(base))
+        for flags in (["--model", several], ["--model", base, "--adapter", several]):
+            self.refused(self.run_program("eval", *flags, *data), 2, str(several), f"name one of {several / 'one'}, {several / 'two'}")
+        self.assertLess(abs(self.loss("--model", several / "two", *data) / expected - 1), 1e-5)
+
+    def test_values_that_are_not_finite_are_warned_of(self):
+        base, adapter = self.base(), self.adapter()
+        data, _ = self.stream()
+        tensors, _ = read_safetensors(adapter / "adapter_model.safetensors")
+        name = next(n for n in tensors if n.endswith("0.self_attn.q_proj.lora_A.weight"))
+        dtype, shape, content = tensors[name]
+        write_safetensors(adapter / "adapter_model.safetensors", {**tensors, name: (dtype, shape, struct.pack("<f", math.nan) + content[4:])})
+        warned = self.succeed(self.run_program("eval", "--model", base, "--adapter", adapter, *data)).stderr
+        self.assertIn(f"block.0.self_attn.q_proj.lora_A.weight: 1 of {len(content) // 4} values are NaN or infinite", warned)
+
     def test_an_adapter_of_another_base(self):
         base = self.base("qwen3")
         data, _ = self.stream("qwen3")
         adapter = self.adapter()
-        self.refused(self.run_program("eval", "--model", base, "--adapter", adapter, *data), 4, "misshapen", "lora_A")
+        for command, more in (("eval", data), ("plan", ["--seq-len", "16"])):
+            self.refused(self.run_program(command, "--model", base, "--adapter", adapter, *more), 4, "misshapen", "lora_A")
         self.adapter(target_modules=["q_proj"])
         self.refused(self.run_program("eval", "--model", self.base(), "--adapter", adapter, *data), 4, "unexpected")
         for missing in ("adapter_config.json", "adapter_model.safetensors"):
@@ -198,6 +302,50 @@ class Runs(AdapterTest):
         self.assertEqual(self.summary(again)["resumed_from_step"], 2)
         first, last = (self.summary(out)[key] for key in ("first_loss", "final_loss"))
         self.assertLess(last, first)
+
+    def test_experts_give_the_same_state_any_way(self):
+        """Under any policy and number of ranks, and after a kill."""
+        for name, flags in [("mixtral", ["--lora-experts", "all"]), ("qwen3_moe", ["--lora-targets", "v_proj,gate_proj,down_proj"]),
+                            ("phi3", [])]:
+            with self.subTest(name):
+                base = self.base(name)
+                train = ["train", "--model", base, *self.stream(name)[0], "--threads", "1", "--lora-rank", "4", *flags, "--lr",
+                         "1e-2", "--steps", "40", "--grad-accum", "2"]
+                digests = []
+                for i, (device, *more) in enumerate([["host"], ["host", "--policy", "stream"], ["host,host"],
+                                                     ["host", "--policy", "host", "--recompute", "block"]]):
+                    out = self.root / f"{name}-{i}"
+                    self.succeed(self.run_program(*train, "--device", device, *more, "--out", out))
+                    digests.append(self.summary(out)["state_digest"])
+                killed = self.root / f"{name}-killed"
+                with subprocess.Popen([PROGRAM, *map(str, train), "--device", "host", "--checkpoint-every", "1", "--out",
+                                       str(killed)], stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL) as process:
+                    wait_for(lambda: list(killed.glob("checkpoints/step-*")))
+                    process.kill()
+                self.assertNotEqual(process.returncode, 0, "it ended before it could be killed")
+                self.succeed(self.run_program("train", "--resume", killed))
+                self.assertIsNotNone(self.summary(killed)["resumed_from_step"])
+                self.assertEqual({*digests, self.summary(killed)["state_digest"]}, {digests[0]})
+
+    def test_flags_of_experts(self):
+        base, flags = self.base("mixtral"), self.stream("mixtral")[0]
+        for more, words in [(["--lora-experts", "w1"], ["--lora-experts", "w1", "mlp.experts.gate_up_proj"]),
+                            (["--lora-experts", "all", "--lora-dropout", "0.1"], ["--lora-dropout", "experts"]),
+                            (["--lora-experts", "all", "--lora-targets", "w2"], ["--lora-experts all", "once"]),
+                            (["--lora-targets", r".*experts\.0\..*"], ["1 of 3 experts"]),
+                            (["--lora-targets", "none"], ["none", "--lora-experts"]),
+                            (["--lora-targets", "none", "--lora-experts", "all", "--lora-rank", "30"], ["--lora-experts"])]:
+            with self.subTest(more):
+                self.refused(self.run_program("train", "--model", base, *flags, *HOST, "--steps", "1", "--lora-rank", "2", *more), 2,
+                             *words)
+        self.refused(self.train("--steps", "1", "--lora-experts", "all"), 2, "--lora-experts", "--lora-rank")
+        self.refused(self.train("--steps", "1", "--lora-rank", "2", "--lora-experts", "all"), 2, "has no experts")
+        plans = [json.loads(self.succeed(self.run_program("plan", "--model", base, "--seq-len", "8", *HOST, "--lora-rank", "2", *more,
+                                                          "--json")).stdout) for more in ([], ["--lora-experts", "all"])]
+        # Five matrices in each of two blocks, in units of 1,024: weights in 2 bytes, master and moments in 12.
+        entries = [{e["name"]: e["bytes"] for e in plan["entries"]} for plan in plans]
+        added = {name: entries[1][name] - entries[0].get(name, 0) for name in entries[1]}
+        self.assertEqual(sum(n for name, n in added.items() if "weights" in name), 5 * 2 * 1024 * 2, added)
 
     def test_over_random_weights_of_a_built_in_shape(self):
         out, work = self.root / "out", ["--data", self.text, "--seq-len", "32"]
@@ -254,6 +402,7 @@ class Runs(AdapterTest):
                              (["--lora-rank", "2", "--lora-targets", "wte"], ["wte", "--lora-modules-to-save"]),
                              (["--lora-rank", "2", "--lora-targets", "attn.*"], ["attn.*", "transformer.h."]),
                              (["--lora-rank", "2", "--lora-targets", "(c_attn"], ["--lora-targets"]),
+                             (["--lora-rank", "2", "--lora-targets", ""], ["--lora-targets: ''"]),
                              (["--lora-rank", "2", "--lora-targets", ".*c_attn", "--freeze", "wte"], ["--freeze"]),
                              (["--lora-rank", "2", "--lora-modules-to-save", "hed"], ["hed"]),
                              (["--lora-rank", "2", "--lora-dropout", "1"], ["--lora-dropout"]),

@@ -15,6 +15,7 @@ from program import ProgramTest, main, wait_for  # noqa: E402
 ROW = 17
 WORK = ["--model", "tiny-gpt2", "--device", "host", "--threads", "1", "--update-threads", "1", "--objective", "dpo", "--micro-batch", "2",
         "--grad-accum", "2", "--lr", "1e-3"]
+ADAPTERS = ["--lora-rank", "8", "--lora-alpha", "64", "--lora-dropout", "0.1"]
 FIGURES = ["reward_margin", "reward_accuracy"]
 
 
@@ -70,6 +71,73 @@ class Preferences(ProgramTest):
             digests.add(self.summary(out)["state_digest"])
         self.assertEqual(len(digests), 1)
         self.succeed(self.run_program("train", "--resume", self.root / "device", "--steps", "13"))
+
+    def test_the_reference_in_each_step_has_the_bits_of_one_beforehand(self):
+        for base in ("bf16", "nf4"):
+            seen = {}
+            for name, flags in {
+                    "before": ["--dpo-reference", "before", "--policy", "device"],
+                    "streamed": ["--policy", "host", "--resident-layers", "0", "--recompute", "block"],
+                    "layer": ["--policy", "static:0.5", "--accumulation-order", "layer", "--recompute", "selective"],
+                    "two devices": ["--device", "host,host", "--recompute", "block:1"]}.items():
+                out = self.root / base / name
+                way = [] if name == "before" else ["--dpo-reference", "step"]
+                result = self.succeed(self.dpo(out, *ADAPTERS, "--steps", "5", "--base", base, *flags, *way))
+                self.assertEqual("reference: log-probabilities" in result.stdout, name == "before")
+                self.assertEqual((out / "reference.safetensors").exists(), name == "before")
+                summary = self.summary(out)
+                self.assertEqual(summary["dpo_reference"], "before" if name == "before" else "step")
+                self.assertEqual(summary["planned_device_bytes"], summary["peak_device_bytes"], name)
+                figures = [[m[key] for key in ("loss", "grad_norm", *FIGURES)] for m in self.metrics(out)]
+                seen[name] = (figures, summary["state_digest"])
+            self.assertNotEqual(seen["before"][0][-1][2], 0)
+            for name, figures in seen.items():
+                self.assertEqual(figures, seen["before"], (base, name))
+
+    def test_a_killed_run_goes_on_with_the_reference_of_its_steps(self):
+        more = [*ADAPTERS, "--steps", "8", "--eval-data", self.held, "--checkpoint-every", "1"]
+        whole, out = self.root / "whole", self.root / "out"
+        self.succeed(self.dpo(whole, *more, "--dpo-reference", "before"))
+        process = self.start_dpo(out, *more, "--dpo-reference", "step")
+        wait_for(lambda: list(out.glob("checkpoints/step-????????/manifest.json")))
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        self.succeed(self.dpo(out, *more, "--resume"))  # goes on as it began, also where the flag says nothing
+        self.assertEqual(self.summary(out)["dpo_reference"], "step")
+        self.assertFalse((out / "reference.safetensors").exists())
+        self.assertEqual([m["loss"] for m in self.metrics(out)], [m["loss"] for m in self.metrics(whole)])
+        for key in ("state_digest", "eval_loss", "reward_margin", "eval_reward_margin"):
+            self.assertEqual(self.summary(out)[key], self.summary(whole)[key], key)
+        self.refused(self.dpo(out, *more, "--steps", "9", "--resume", "--dpo-reference", "before"), 4, "--dpo-reference before", "is missing",
+                     "--dpo-reference step")
+        # What was computed beforehand may be computed by the steps that are left.
+        self.succeed(self.dpo(out, *more, "--steps", "10", "--resume"))
+        self.succeed(self.dpo(whole, *more, "--steps", "10", "--resume", "--dpo-reference", "step"))
+        self.assertEqual(self.summary(out)["state_digest"], self.summary(whole)["state_digest"])
+
+    def test_steps_compute_the_reference_of_adapters_that_begin_at_zero(self):
+        run = ["--steps", "1", "--dpo-reference", "step"]
+        self.refused(self.dpo(None, *run), 2, "--dpo-reference step", "the model itself is trained")
+        self.refused(self.dpo(None, *run, *ADAPTERS, "--lora-modules-to-save", "ln_f"), 2, "trained whole")
+        first = self.root / "first"
+        self.succeed(self.dpo(first, *ADAPTERS, "--steps", "2"))
+        self.refused(self.dpo(None, *run, "--adapter", first), 2, "--dpo-reference step", "goes on from")
+        self.succeed(self.dpo(self.root / "second", "--adapter", first, "--lora-dropout", "0", "--steps", "2"))
+        self.assertEqual(self.summary(self.root / "second")["dpo_reference"], "before")
+        self.assertEqual(self.metrics(self.root / "second")[0]["reward_margin"], 0)
+
+    def test_the_plan_takes_the_cheaper_way(self):
+        def planned(profile, *flags):
+            result = self.succeed(self.run_program(
+                "plan", "--model", "llama3.1-8b", "--objective", "dpo", "--lora-rank", "16", "--micro-batch", "2", "--grad-accum", "4",
+                "--seq-len", "64", "--host-memory", "64GiB", "--profile", profile, "--json", *flags))
+            return json.loads(result.stdout)["reference"]
+        bound_by_compute, bound_by_link = planned("24gb-pcie4", "--epochs", "3"), planned("8gb-pcie4", "--epochs", "3")
+        self.assertEqual((bound_by_compute["when"], bound_by_link["when"]), ("before", "step"))
+        self.assertLess(bound_by_compute["before_seconds"], bound_by_compute["added_seconds"])
+        self.assertGreater(bound_by_link["before_seconds"], 2 * bound_by_link["added_seconds"])
+        self.assertEqual(planned("24gb-pcie4", "--epochs", "1")["when"], "step")  # no record is used again
+        self.assertEqual(planned("8gb-pcie4", "--epochs", "3", "--dpo-reference", "before")["when"], "before")
 
     def test_what_is_preferred_is_learnt(self):
         out = self.root / "run"
@@ -225,6 +293,8 @@ class Preferences(ProgramTest):
             return json.loads(self.succeed(self.run_program("plan", *WORK, "--data", self.data, *flags, "--json")).stdout)
         names = {e["name"]: e["bytes"] for e in planned()["entries"]}
         self.assertEqual(names["reference of DPO"], 256)  # 48 numbers, aligned
+        names = {e["name"]: e["bytes"] for e in planned("--eval-data", self.data)["entries"]}
+        self.assertEqual(names["reference of DPO"], 512, "those of --eval-data count, too")
 
 
 if __name__ == "__main__":

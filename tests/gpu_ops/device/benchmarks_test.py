@@ -92,7 +92,8 @@ class OnAFakeGpu(unittest.TestCase):
         over_copy = {name: value for name, value in figures.items() if name.startswith("kernel_")}
         for kernel in ("adamw_fp32", "adamw_split", "adamw_bf16_moments", "adamw_8bit_moments", "accumulate", "round",
                        "norm_blocks", "rms_norm", "rms_norm_backward", "layer_norm", "layer_norm_backward", "swiglu", "swiglu_backward", "gelu",
-                       "gelu_backward", "rope", "add", "weights_of_master", "expert_swiglu", "expert_swiglu_backward", "sum_rows"):
+                       "gelu_backward", "rope", "add", "weights_of_master", "expert_swiglu", "expert_swiglu_backward", "sum_rows",
+                       "preference_loss"):
             self.assertIn(f"kernel_{kernel}_over_copy", over_copy)
         self.assertEqual(figures["worst_kernel_over_copy"], min(over_copy.values()))
         self.assertEqual(figures["product_forward_square_over_square"], 1.0)

@@ -21,6 +21,7 @@ struct FakeDeviceOptions {
   int ordinal = 0;
   DeviceAllocator allocator{};
   Notice pageable{};                      ///< as CudaDeviceOptions has it
+  Notice slower_peers{};                  ///< likewise
   std::function<void()> before_update{};  ///< as HostFaults has it
 };
 
@@ -29,6 +30,7 @@ inline CudaDeviceOptions cuda_options(const FakeDeviceOptions& options) {
   cuda.ordinal = options.ordinal;
   cuda.pinned_piece = options.pinned_piece;
   cuda.pageable = options.pageable;
+  cuda.slower_peers = options.slower_peers;
   cuda.allocator = options.allocator;
   cuda.make_ops = [] { return make_cuda_ops(); };
   cuda.ops_key = cuda_ops_key;

@@ -141,6 +141,70 @@ TEST(CudaPeers, CopyWhereAccessIsRefused) {
   EXPECT_EQ(cudaGetLastError(), cudaSuccess);
 }
 
+/// Cards of a machine of which the driver says that they reach each other, and whose copies arrive changed.
+class CudaPeersThatBreak : public ::testing::Test {
+ protected:
+  void open(const fake_cuda::Machine& machine) {
+    fake_cuda::install(machine);
+    device_ = open_fake_device(
+        {.capacity = 1_MiB, .slower_peers = [this](const std::string& text) { told_.push_back(text); }});
+    peer_ = open_card(1);
+  }
+  ~CudaPeersThatBreak() override { EXPECT_THAT(fake_cuda::complaints(), IsEmpty()); }
+  std::vector<std::string> told_;
+  std::unique_ptr<CudaDevice> device_, peer_;
+};
+
+TEST_F(CudaPeersThatBreak, CopyThroughTheHostAndSaySoOnce) {
+  fake_cuda::Machine machine = two_cards();
+  machine.cards.push_back({});
+  machine.breaks_straight_copies = true;
+  open(machine);
+  const auto third = open_card(2);
+  for (int i = 0; i < 2; ++i) {
+    EXPECT_TRUE(copy_across(*device_, *peer_));
+    EXPECT_TRUE(copy_across(*device_, *third));
+  }
+  EXPECT_THAT(told_,
+              ElementsAre("copies from cuda:1 straight to cuda:0 arrive changed: they go through the host, which is "
+                          "slower"));
+  EXPECT_THAT(fake_cuda::peers(), IsEmpty());
+}
+
+TEST_F(CudaPeersThatBreak, AreRefusedWhereTheHostDoesNotHelp) {
+  fake_cuda::Machine machine = two_cards();
+  machine.breaks_straight_copies = machine.breaks_copies_between_cards = true;
+  open(machine);
+  EXPECT_THAT(
+      [&] { copy_across(*device_, *peer_); },
+      ThrowsMessage<DeviceError>(HasSubstr("copies from cuda:1 to cuda:0 cannot be used: they arrive changed, also "
+                                           "through the host")));
+}
+
+TEST_F(CudaPeersThatBreak, AreRefusedWhereAnotherLibraryUsesThem) {
+  fake_cuda::Machine machine = two_cards();
+  machine.breaks_straight_copies = true;
+  open(machine);
+  {
+    const gpu::runtime::CurrentDevice current(0);
+    ASSERT_EQ(cudaDeviceEnablePeerAccess(1, 0), cudaSuccess);
+  }
+  EXPECT_THAT([&] { copy_across(*device_, *peer_); },
+              ThrowsMessage<DeviceError>(HasSubstr("another library of this process has enabled them")));
+  EXPECT_THAT(fake_cuda::peers(), ElementsAre(std::pair(0, 1))) << "its own affair";
+}
+
+TEST_F(CudaPeersThatBreak, AreNotTrustedUntried) {
+  open({.cards = std::vector<fake_cuda::Card>(2, {.memory = 300_MiB})});
+  void* rest = nullptr;
+  const gpu::runtime::CurrentDevice current(1);
+  const std::size_t free = gpu::runtime::free_memory().free;
+  ASSERT_EQ(cudaMalloc(&rest, free - 2 * size - 1024), cudaSuccess);
+  EXPECT_TRUE(copy_across(*device_, *peer_));
+  EXPECT_THAT(told_, ElementsAre(HasSubstr("cannot be tried for want of memory")));
+  EXPECT_EQ(cudaFree(rest), cudaSuccess);
+}
+
 TEST(CudaPeers, MayBeOneCard) {
   fake_cuda::install({});
   const auto device = open_card(0);

@@ -1,17 +1,18 @@
 #!/usr/bin/env python3
 """The program on a CUDA device, from outside: what a user types and what comes back. The device is a fake.
 
-Usage: program_test.py PROGRAM
+Usage: program_test.py PROGRAM FOLDER_OF_THE_FAKE_NCCL
 """
 import json
 import os
+import socket
 import subprocess
 import sys
 import tempfile
 import unittest
 from pathlib import Path
 
-PROGRAM = Path(sys.argv.pop(1)).resolve()
+PROGRAM, NCCL = (Path(sys.argv.pop(1)).resolve() for _ in range(2))
 GPT2 = {"model_type": "gpt2", "n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": 64, "vocab_size": 256,
         "activation_function": "gelu_new", "architectures": ["GPT2LMHeadModel"]}
 MODEL = {"model_type": "llama", "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
@@ -211,6 +212,36 @@ class OnAFakeGpu(unittest.TestCase):
         self.assertEqual(refused.returncode, 2, refused.stderr)
         self.assertRegex(refused.stderr, r"devices cuda:0 Fake GPU and cuda:1 Older GPU: .* different kinds")
         self.assertFalse((self.work / "unlike").exists())
+
+    def processes(self, out, *arguments, count=2, **changes):
+        """Ends of a launch, a GPU for each process."""
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        started = []
+        for rank in range(count):
+            place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count, "MASTER_ADDR": "127.0.0.1",
+                     "MASTER_PORT": port, "TANDEM_TOKEN": "a secret", "TANDEM_FAKE_CUDA": f"cards {count}", "LD_LIBRARY_PATH": NCCL, **changes}
+            started.append(subprocess.Popen(
+                [PROGRAM, "train", "--model", self.work / "config.json", "--data", self.work / "text.txt", "--out", self.work / out,
+                 "--seq-len", "16", "--steps", "4", "--checkpoint-every", "2", "--update-threads", "1", *map(str, arguments)],
+                stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, **{k: str(v) for k, v in place.items()}}))
+        return [(process.returncode, err) for process, (_, err) in [(p, p.communicate(timeout=300)) for p in started]]
+
+    def test_gpus_of_several_processes_train_to_the_bits_of_one(self):
+        work = ("--grad-accum", 2, "--device", "cuda")
+        one = self.train("one", *work, "--policy", "interleave:2")
+        self.assertEqual(one.returncode, 0, one.stderr)
+        for policy in ("host", "interleave:2"):
+            ends = self.processes(f"two {policy}", *work, "--policy", policy)
+            self.assertEqual([code for code, _ in ends], [0, 0], ends)
+            summary = self.summary(f"two {policy}")
+            self.assertEqual(summary["state_digest"], self.summary("one")["state_digest"])
+            self.assertEqual(summary["device"], "cuda:0 Fake GPU, cuda:1 Fake GPU")
+            self.assertGreater(summary["planned_device_bytes"], self.summary("one")["planned_device_bytes"] + (300 << 20))
+        ends = self.processes("without", *work, TANDEM_FAKE_NCCL_VERSION="21805")
+        self.assertEqual([code for code, _ in ends], [5, 5], ends)
+        self.assertIn("2.18.5", ends[0][1])
 
     def test_context_and_libraries_are_a_row_of_the_plan(self):
         done = self.run_program("plan", "--model", self.work / "config.json", "--seq-len", 16, "--device", "cuda", "--json")

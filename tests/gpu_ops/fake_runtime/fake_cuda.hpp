@@ -36,6 +36,8 @@ struct Machine {
   bool guarded = false;
   std::size_t pinnable = std::numeric_limits<std::size_t>::max();  ///< bytes registered at one time, as under WSL2
   bool peers = true;                                               ///< cards can have access to each other's memory
+  bool breaks_straight_copies = false;       ///< copies between cards that have access to each other arrive changed
+  bool breaks_copies_between_cards = false;  ///< the others do too
   bool lost_marks_stay = false;  ///< what is recorded on a card that is lost never passes for another card's stream
   int longest_delay_us = 0;      ///< of a piece of work, drawn from the seed; one stream in four lags ten times as long
 };

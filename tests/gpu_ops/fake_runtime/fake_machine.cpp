@@ -83,6 +83,7 @@ bool loses_device(cudaError_t code) {
     case cudaErrorInvalidResourceHandle:
     case cudaErrorPeerAccessUnsupported:
     case cudaErrorPeerAccessAlreadyEnabled:
+    case cudaErrorPeerAccessNotEnabled:
     case cudaErrorNotReady:
       return false;
     default:
@@ -274,6 +275,16 @@ cudaError_t State::enable_peer(int device, int peer) {
   if (!machine_.peers) return cudaErrorPeerAccessUnsupported;
   contexts_.insert(peer);
   return peers_.insert({device, peer}).second ? cudaSuccess : cudaErrorPeerAccessAlreadyEnabled;
+}
+
+cudaError_t State::disable_peer(int device, int peer) {
+  const std::lock_guard lock(mutex_);
+  return peers_.erase({device, peer}) == 1 ? cudaSuccess : cudaErrorPeerAccessNotEnabled;
+}
+
+bool State::breaks_copy(int device, int peer) const {
+  const std::lock_guard lock(mutex_);
+  return peers_.contains({device, peer}) ? machine_.breaks_straight_copies : machine_.breaks_copies_between_cards;
 }
 
 std::vector<std::pair<int, int>> State::peers() const {

@@ -90,6 +90,9 @@ class State {
   bool on_device(const void* data, std::size_t bytes, int device = -1);
   bool touches_device(const void* data, std::size_t bytes);
   cudaError_t enable_peer(int device, int peer);
+  cudaError_t disable_peer(int device, int peer);
+  /// Whether a copy between two cards arrives changed.
+  bool breaks_copy(int device, int peer) const;
   std::vector<std::pair<int, int>> peers() const;
   /// Takes an entry of 8 bytes for each page of 4 KiB of every device that has a context.
   cudaError_t register_host(void* data, std::size_t bytes);

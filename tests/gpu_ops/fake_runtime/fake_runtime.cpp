@@ -469,6 +469,8 @@ cudaError_t cudaMemcpyPeerAsync(void* to, int to_device, const void* from, int f
                return State::get().complain("copy from peer of memory that was freed while it was queued");
              }
              std::memcpy(to, from, bytes);
+             if (State::get().breaks_copy(to_device, from_device))
+               static_cast<std::byte*>(to)[bytes / 2] ^= std::byte{1};
            }});
     return cudaSuccess;
   });
@@ -485,6 +487,11 @@ cudaError_t cudaDeviceCanAccessPeer(int* can, int ordinal, int peer) {
 cudaError_t cudaDeviceEnablePeerAccess(int peer, unsigned int) {
   return call_in_context("cudaDeviceEnablePeerAccess",
                          [&](State& state) { return state.enable_peer(current_device(), peer); });
+}
+
+cudaError_t cudaDeviceDisablePeerAccess(int peer) {
+  return call_in_context("cudaDeviceDisablePeerAccess",
+                         [&](State& state) { return state.disable_peer(current_device(), peer); });
 }
 
 cudaError_t cudaMemsetAsync(void* to, int value, std::size_t bytes, cudaStream_t stream) {

@@ -2,12 +2,15 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <map>
 #include <string>
 #include <tuple>
 #include <vector>
 
 #include "core/base/error.hpp"
+#include "core/params/state_digest.hpp"
 #include "core/params/weight_encoder.hpp"
+#include "offload/engine/state_io.hpp"
 #include "tests/offload/planned_traffic.hpp"
 #include "tests/offload/ranks/toy_group.hpp"
 
@@ -77,6 +80,20 @@ std::vector<float> seen(ToyTrainer& t, int layer, const std::string& name) {
   return values;
 }
 
+/// Hash of a small frozen parameter that is not coded, as the state digest has it.
+std::string hash_of_values(ToyTrainer& t, const Parameter& p) {
+  StateDigest digest;
+  digest.begin_parameter(p.full_name);
+  std::vector<float> values(static_cast<std::size_t>(p.count));
+  for (const StateArray array : state_arrays) {
+    t.engine().read(p, array, values);
+    digest.add(values.data(), p.count);
+    digest.end_array();
+  }
+  digest.end_parameter();
+  return digest.parameter_hash();
+}
+
 class CodedWeightsUnder : public ::testing::TestWithParam<std::tuple<const char*, WeightCode>> {
  protected:
   std::string policy() const { return std::get<0>(GetParam()); }
@@ -124,6 +141,17 @@ TEST_P(CodedWeightsUnder, RanksHaveTheBitsOfOne) {
   for (const int ranks : {2, 3}) {
     for (const ToyResult& result : testing::train_toy_group(o, ranks)) EXPECT_EQ(result.digest, expected) << ranks;
   }
+}
+
+TEST_P(CodedWeightsUnder, TheDigestHasTheHashesOfTheirCodes) {
+  ToyTrainer t(coded(policy(), code()));
+  std::map<std::string, std::string> hashes;
+  for (const Parameter* p : t.layout().owned_parameters()) {
+    if (p->coded()) hashes[p->full_name] = t.engine().code_hash(*p);
+    if (!p->coded() && !p->options.trainable) hashes[p->full_name] = hash_of_values(t, *p);
+  }
+  OffloadEngine* const engine = &t.engine();
+  EXPECT_EQ(digest_over_base({&engine, 1}, hashes), t.engine().state_digest());
 }
 
 INSTANTIATE_TEST_SUITE_P(Policies, CodedWeightsUnder,

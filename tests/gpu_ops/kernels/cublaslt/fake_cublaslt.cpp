@@ -6,6 +6,7 @@
 
 #include "core/numerics/activation.hpp"
 #include "core/numerics/bf16.hpp"
+#include "core/numerics/fp8.hpp"
 
 namespace {
 
@@ -17,6 +18,8 @@ struct Description {
   const void* bias = nullptr;
   void* aux = nullptr;  ///< GELU's input
   std::int64_t aux_stride = 0;
+  const float *left_scale = nullptr, *right_scale = nullptr;
+  std::int8_t fast = 0;
 
   bool is(cublasLtEpilogue_t bits) const { return (epilogue & bits) == bits; }
   bool has_aux() const { return is(CUBLASLT_EPILOGUE_GELU_AUX) || is(CUBLASLT_EPILOGUE_DGELU); }
@@ -29,9 +32,13 @@ struct Matrix {
 
   float get(const void* data, std::uint64_t r, std::uint64_t c) const {
     const std::uint64_t i = c * static_cast<std::uint64_t>(stride) + r;
+    const auto code = [&] { return static_cast<std::uint32_t>(static_cast<const std::uint8_t*>(data)[i]); };
+    if (type == CUDA_R_8F_E4M3) return tandem::numerics::fp8_to_float<tandem::numerics::E4m3>(code());
+    if (type == CUDA_R_8F_E5M2) return tandem::numerics::fp8_to_float<tandem::numerics::E5m2>(code());
     return type == CUDA_R_32F ? static_cast<const float*>(data)[i]
                               : tandem::numerics::bf16_to_float(static_cast<const bf16*>(data)[i]);
   }
+  bool is_fp8() const { return type == CUDA_R_8F_E4M3 || type == CUDA_R_8F_E5M2; }
   void put(void* data, std::uint64_t r, std::uint64_t c, float value) const {
     const std::uint64_t i = c * static_cast<std::uint64_t>(stride) + r;
     if (type == CUDA_R_32F) {
@@ -67,6 +74,12 @@ Sizes sizes_of(const Description& d, const Matrix& a, const Matrix& b, const Mat
   const std::uint64_t other_k = tb ? b.columns : b.rows, n = tb ? b.rows : b.columns;
   bool fit = k == other_k && c.rows == m && c.columns == n;
   for (const Matrix* x : {&a, &b, &c}) fit = fit && x->stride >= static_cast<std::int64_t>(x->rows);
+  // Eight-bit factors: their sums over neighbours, both scaled, sizes of 16, and not both of the wider range.
+  fit = fit && a.is_fp8() == b.is_fp8();
+  if (a.is_fp8()) {
+    fit = fit && ta && !tb && m % 16 == 0 && n % 16 == 0 && k % 16 == 0 && d.left_scale != nullptr &&
+          d.right_scale != nullptr && (a.type == CUDA_R_8F_E4M3 || b.type == CUDA_R_8F_E4M3) && !d.has_aux();
+  }
   if (d.has_aux()) {
     fit = fit && d.aux != nullptr && d.aux_stride % 8 == 0 && d.aux_stride >= static_cast<std::int64_t>(m);
     fit = fit && c.type == CUDA_R_16BF;
@@ -118,6 +131,9 @@ cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t made, cublasL
   if (attribute == CUBLASLT_MATMUL_DESC_BIAS_POINTER) read(d.bias, value, bytes);
   if (attribute == CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER) read(d.aux, value, bytes);
   if (attribute == CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD) read(d.aux_stride, value, bytes);
+  if (attribute == CUBLASLT_MATMUL_DESC_A_SCALE_POINTER) read(d.left_scale, value, bytes);
+  if (attribute == CUBLASLT_MATMUL_DESC_B_SCALE_POINTER) read(d.right_scale, value, bytes);
+  if (attribute == CUBLASLT_MATMUL_DESC_FAST_ACCUM) read(d.fast, value, bytes);
   return CUBLAS_STATUS_SUCCESS;
 }
 
@@ -182,6 +198,7 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t description
         sum += static_cast<double>(x) * static_cast<double>(y);
       }
       float value = scale * static_cast<float>(sum);
+      if (a.is_fp8()) value = value * *d.left_scale * *d.right_scale;
       if (keep != 0.0F) value += keep * c.get(c_data, i, j);
       if (d.is(CUBLASLT_EPILOGUE_BIAS)) value += tandem::numerics::bf16_to_float(static_cast<const bf16*>(d.bias)[i]);
       const Matrix aux{CUDA_R_16BF, s.m, s.n, d.aux_stride};
@@ -195,6 +212,8 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t description
     }
   }
   ++counted.products;
+  if (a.is_fp8()) ++counted.fp8;
+  if (d.fast != 0) ++counted.fast;
   if (d.has_aux()) ++counted.fused;
   const auto ragged = [](const Matrix& x) { return x.rows > 8 && x.rows % 8 != 0; };
   if (ragged(a) || ragged(b) || ragged(c)) ++counted.ragged;

@@ -9,6 +9,8 @@ struct Counters {
   int choices = 0;   ///< calls of the heuristic
   int products = 0;  ///< products computed
   int fused = 0;     ///< of them with GELU or its gradient
+  int fp8 = 0;       ///< of them of eight-bit factors
+  int fast = 0;      ///< of them with fast accumulation
   int ragged =
       0;  ///< of them with a matrix whose columns, in its memory, are no whole packets of eight, and more than one
 };

@@ -51,6 +51,61 @@ class CublasLt : public ::testing::Test {
   Random random_{31};
 };
 
+/// Two matrices of codes with their scales.
+struct Codes {
+  Codes(Random& random, std::int64_t rows, std::int64_t columns) : codes(DType::i32, {rows, columns / 4}) {
+    auto* const bytes = static_cast<std::uint8_t*>(codes.view().data);
+    for (std::int64_t i = 0; i < rows * columns; ++i) bytes[i] = static_cast<std::uint8_t>(random.bits() % 0x60);
+  }
+  gpu::Fp8Factor factor(Fp8Format format = Fp8Format::e4m3) const {
+    return {static_cast<const std::uint8_t*>(codes.view().data), &scale, format};
+  }
+  Tensor codes;
+  float scale = 0.03125F;
+};
+
+TEST_F(CublasLt, ProductsOfEightBitFactorsAreThePlainKernels) {
+  const std::int64_t m = 48, n = 80, k = 112;
+  const Codes a(random_, m, k), b(random_, n, k);
+  const Tensor bias = random_.tensor(DType::bf16, {n});
+  int products = 0;
+  for (const DType result : {DType::bf16, DType::f32}) {
+    for (const auto& [of_a, of_b] : {std::pair{Fp8Format::e4m3, Fp8Format::e4m3},
+                                     {Fp8Format::e5m2, Fp8Format::e4m3},
+                                     {Fp8Format::e4m3, Fp8Format::e5m2}}) {
+      for (const bool adds : {false, true}) {
+        Tensor c = random_.tensor(result, {m, n}), expected = c;
+        gpu::Fp8Product p{.m = m, .n = n, .k = k, .a = a.factor(of_a), .b = b.factor(of_b)};
+        p.bias = result == DType::bf16 ? bias.view().as<bf16>() : nullptr;
+        p.c_dtype = result;
+        p.c = c.view().data;
+        p.addend = adds ? p.c : nullptr;
+        matmul_->run(p, nullptr, nullptr);
+        p.c = expected.view().data;
+        p.addend = adds ? p.c : nullptr;
+        gpu::plain_matmul(p, nullptr);
+        EXPECT_CLOSE(c, expected);
+        EXPECT_EQ(fake_cublaslt::counters().fp8, ++products);
+      }
+    }
+  }
+  EXPECT_EQ(fake_cublaslt::counters().fast, 0);
+}
+
+TEST_F(CublasLt, FastAccumulationAndCardsWithoutEightBitFactorsAreHonoured) {
+  const Codes a(random_, 16, 32), b(random_, 48, 32);
+  Tensor c(DType::bf16, {16, 48});
+  gpu::Fp8Product p{.m = 16, .n = 48, .k = 32, .a = a.factor(), .b = b.factor(), .c = c.view().data};
+  p.sums = Fp8Accumulation::fast;
+  matmul_->run(p, nullptr, nullptr);
+  EXPECT_EQ(fake_cublaslt::counters().fast, 1);
+  EXPECT_TRUE(matmul_->has_fp8());
+  EXPECT_TRUE(gpu::make_matmul(89)->has_fp8());
+  const auto ampere = gpu::make_matmul(86);
+  EXPECT_FALSE(ampere->has_fp8());
+  EXPECT_THROW(ampere->run(p, nullptr, nullptr), DeviceError);
+}
+
 TEST_F(CublasLt, EveryProductIsThePlainKernels) {
   for (const bool ta : {false, true}) {
     for (const bool tb : {false, true}) {

@@ -1,0 +1,73 @@
+#pragma once
+// Linear layers of a block, with factors as they are or, in a shape with eight-bit products, quantized: each whole, by
+// its own largest magnitude. Head, router, experts and adapters have none.
+#include <array>
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "core/memory/carver.hpp"
+#include "core/ops/ops.hpp"
+#include "models/transformer/transformer.hpp"
+
+namespace tandem {
+
+struct BlockForward;
+struct BlockBackward;
+
+/// Layers of a block that take one input, at most.
+constexpr std::size_t most_linear_outputs = 3;
+
+/// Memory that quantized factors of a block lie in, one use after another.
+struct Fp8Buffers {
+  Fp8Products how;
+  void* input = nullptr;
+  void* weight = nullptr;
+  std::array<void*, most_linear_outputs> gradients{};  ///< gradients of the outputs of layers that take one input
+};
+
+/// Bytes of each of them.
+struct Fp8Sizes {
+  std::size_t input = 0, weight = 0;
+  std::array<std::size_t, most_linear_outputs> gradients{};
+};
+/// Sizes for the linear layers of a config's blocks; zeros where the shape has no eight-bit products.
+Fp8Sizes fp8_sizes(const ModelConfig& config, const RunShape& shape, const OpsRules& ops);
+/// Takes them; nothing where all are zero.
+std::optional<Fp8Buffers> take_fp8(Carver& carver, const Fp8Sizes& sizes, const RunShape& shape);
+
+/// Input of one or several linear layers, which it is quantized for once.
+struct LinearInput {
+  TensorView values;    ///< (N, I)
+  Fp8Matrix quantized;  ///< no data: products take the values
+};
+/// In forward; the memory of an earlier input is taken over.
+LinearInput linear_input(const BlockForward& call, TensorView x);
+/// In backward, for the gradients of weights; quantized only where `wanted`.
+LinearInput linear_input(const BlockBackward& call, TensorView x, bool wanted);
+
+/// y = x w^T + bias, and variants, as Ops has them. For few rows they read the weight as it lies, see Ops::linear_rows.
+void linear(const BlockForward& call, const LinearInput& x, TensorView w, TensorView bias, TensorView y);
+void linear_add(const BlockForward& call, const LinearInput& x, TensorView w, TensorView bias, TensorView residual,
+                TensorView y);
+void linear_gelu(const BlockForward& call, const LinearInput& x, TensorView w, TensorView bias, TensorView up,
+                 TensorView act);
+
+/// Gradient of a linear layer's output.
+struct LinearGradient {
+  TensorView values;    ///< (N, O)
+  Fp8Matrix quantized;  ///< no data: products take the values
+};
+/// Quantizes dy into the memory of output `place` of those that take one input; what was there is lost.
+LinearGradient linear_gradient(const BlockBackward& call, TensorView dy, std::size_t place = 0);
+
+/// Gradients of a linear layer's parameters, left out where they are frozen.
+void add_linear_gradients(const BlockBackward& call, const LinearGradient& dy, const LinearInput& x, TensorView dweight,
+                          TensorView dbias = {});
+/// dx = dy w, or +=, as Ops has it.
+void linear_backward_input(const BlockBackward& call, const LinearGradient& dy, TensorView w, TensorView dx,
+                           bool accumulate);
+void linear_gelu_backward_input(const BlockBackward& call, const LinearGradient& dy, TensorView w, TensorView up,
+                                TensorView dup);
+
+}  // namespace tandem

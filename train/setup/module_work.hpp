@@ -1,0 +1,58 @@
+#pragma once
+// Work of a model's step by kinds of modules, and its time and bound on a machine.
+#include <array>
+#include <cstdint>
+#include <string_view>
+#include <vector>
+
+#include "models/transformer/transformer.hpp"
+#include "scheduler/machine/cost_model.hpp"
+#include "train/config/config.hpp"
+
+namespace tandem {
+
+/// Modules of which a model is made. The sum with the residual counts as the module's whose output it adds, the
+/// rotation of queries and keys as attention's.
+enum class ModuleKind : std::uint8_t {
+  embedding,
+  norms,      ///< those of queries and keys and the one before the head among them
+  qkv,        ///< projections to queries, keys and values
+  attention,  ///< without its projections
+  output,     ///< projection of attention's output
+  mlp,
+  experts,
+  router,
+  head,      ///< output weight and loss
+  adapters,  ///< low-rank adapters of any layer
+  decoding,  ///< weights in other formats, made bf16 for a use of their layer
+};
+constexpr std::size_t module_kinds = 11;
+/// "embedding", "output projection".
+std::string_view name_of(ModuleKind kind) noexcept;
+/// Kind of a block's linear layer, by the name of its module: "self_attn.q_proj".
+ModuleKind kind_of_linear(std::string_view module) noexcept;
+
+/// Work of each kind of module in one layer, by ModuleKind. Blocks have norms, attention and so on, the first layer the
+/// embedding, the last one the head and the norm before it; the head's part of a tied table may be the first's.
+using LayerModules = std::array<LayerWork, module_kinds>;
+/// Work of a micro-batch: `work_of` is its sum over the kinds. Arguments as there.
+std::vector<LayerModules> module_work_of(const ModelConfig& config, const RunShape& shape,
+                                         const SequenceFacts& sequences = {}, const ParameterLayout* layout = nullptr);
+/// Adds up two parts of a layer's work.
+void add(LayerWork& to, const LayerWork& more) noexcept;
+
+/// A machine's figure that bounds a module.
+enum class ModuleBound : std::uint8_t { matmul, attention, device_memory, launches };
+/// "matrix products", "attention", "device memory", "launches".
+std::string_view name_of(ModuleBound bound) noexcept;
+/// Time of work at the profile's rates, which do not overlap: the sum is that of compute_seconds.
+struct BoundSeconds {
+  std::array<double, 4> seconds{};  ///< by ModuleBound
+  double total() const noexcept { return seconds[0] + seconds[1] + seconds[2] + seconds[3]; }
+  /// The bound that takes longest.
+  ModuleBound widest() const noexcept;
+  double widest_seconds() const noexcept { return seconds[static_cast<std::size_t>(widest())]; }
+};
+BoundSeconds bound_seconds(const MachineProfile& profile, const PassWork& work) noexcept;
+
+}  // namespace tandem
