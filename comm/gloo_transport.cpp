@@ -91,6 +91,7 @@ class GlooTransport final : public PeerTransport {
   struct Call {
     std::string_view name;
     StreamView stream;
+    std::chrono::milliseconds limit;
   };
 
   std::string try_to_connect(Rendezvous& rendezvous, const std::vector<std::string>& words);
@@ -174,7 +175,8 @@ void GlooTransport::use(std::shared_ptr<gloo::rendezvous::Context> context) {
 /// Gloo takes whoever connects first: each rank says over each connection the word that it has said at the rendezvous.
 void GlooTransport::check_peers(const std::vector<std::string>& words) {
   const std::string& own = words[static_cast<std::size_t>(rank_.index)];
-  const Call call{.name = "connecting", .stream = {}};
+  // Other ranks may come here later by the time that connecting takes; a stranger in their place says nothing at all.
+  const Call call{.name = "connecting", .stream = {}, .limit = 3 * connecting_limit};
   std::copy_n(reinterpret_cast<const std::byte*>(own.data()), own.size(), sending());
   for (int distance = 1; distance < rank_.count; ++distance) {
     const int to = (rank_.index + distance) % rank_.count;
@@ -205,11 +207,11 @@ void GlooTransport::require_going() const {
 }
 
 void GlooTransport::wait_for_send(const Call& call, int rank) {
-  wait(call, rank, [this] { return send_->waitSend(limit_); });
+  wait(call, rank, [&] { return send_->waitSend(call.limit); });
 }
 
 void GlooTransport::wait_for_receive(const Call& call, int rank) {
-  wait(call, rank, [this] { return receive_->waitRecv(limit_); });
+  wait(call, rank, [&] { return receive_->waitRecv(call.limit); });
 }
 
 /// Calls `done`, which waits for a copy from or to `rank`, and throws where it says false. Gloo closes all connections
@@ -288,13 +290,13 @@ void GlooTransport::all_gather(std::byte* buffer, std::span<const ByteRange> par
     const ByteRange part = parts[static_cast<std::size_t>(rank)];
     return Piece{buffer + part.begin, part.size()};
   };
-  among_all({.name = "all_gather", .stream = stream},
+  among_all({.name = "all_gather", .stream = stream, .limit = limit_},
             [&](int, int from) { return std::pair(piece_of(rank_.index), piece_of(from)); });
 }
 
 void GlooTransport::all_to_all(const std::byte* from, std::span<const ByteRange> parts, std::byte* to,
                                StreamView stream) {
-  among_all({.name = "all_to_all", .stream = stream}, [&](int receiver, int sender) {
+  among_all({.name = "all_to_all", .stream = stream, .limit = limit_}, [&](int receiver, int sender) {
     const ByteRange given = parts[static_cast<std::size_t>(receiver)];
     const std::size_t taken = parts[static_cast<std::size_t>(rank_.index)].size();
     const auto slot = static_cast<std::size_t>(sender < rank_.index ? sender : sender - 1);

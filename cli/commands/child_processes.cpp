@@ -142,14 +142,15 @@ void ChildProcesses::note_end(std::size_t number, int status) {
   const int code = code_of(status);
   if (code == 0 || hurried_ > 0) return;
   if (WIFSIGNALED(status)) spdlog::warn("rank {} was ended by signal {}", number, WTERMSIG(status));
-  if (!failed_) failed_ = Clock::now();
+  const bool as_asked = is_stopping_ && WIFEXITED(status) && code > exit_code_of(0);
+  if (!failed_ && !as_asked) failed_ = Clock::now();
   if (!first_code_) first_code_ = code;
   if (!telling_code_ && code != static_cast<int>(ExitCode::device)) telling_code_ = code;
 }
 
-/// Ends processes that have not followed one that failed, first as a user would. Whoever stops them may do so again.
+/// Ends processes that have not followed one that failed, first as a user would.
 void ChildProcesses::hurry() {
-  if (!failed_ || is_stopping_ || Clock::now() < *failed_ + patience * (hurried_ + 1)) return;
+  if (!failed_ || Clock::now() < *failed_ + patience * (hurried_ + 1)) return;
   signal_all(hurried_ == 0 ? SIGTERM : SIGKILL);
   ++hurried_;
 }

@@ -45,6 +45,16 @@ fs::path output_of(const ScoreFlags& flags, const TrainConfig& config) {
                    "for example --out scores.safetensors");
 }
 
+/// Throws WriteError where a file is there that would be lost: scores alone are written over.
+void require_scores_or_nothing(const fs::path& file) {
+  try {
+    static_cast<void>(read_scores(file));
+  } catch (const InputError&) {
+    throw WriteError(fmt::format("cannot write {}", file.string()), "it is there, and no file of scores",
+                     "name another file by --out");
+  }
+}
+
 std::unique_ptr<TokenSource> open_records(const TrainConfig& config, const ModelSource& source) {
   auto data = open_tokens(config.data, config, source, "--data", DataUse::scores);
   if (data->layout() == TokenLayout::rows) return data;
@@ -74,7 +84,9 @@ int score(const ScoreFlags& flags) {
   require_model(config);
   if (config.data.empty()) throw UsageError("--data", "missing", "for example --data pairs.bin");
   const fs::path out = output_of(flags, config);
-  const ModelSource source = find_trained_model(config.model, "score");
+  require_scores_or_nothing(out);
+  ModelSource source = find_trained_model(config.model, "score");
+  take_adapters(config, source);
   static_cast<void>(sequence_length(config, source.config));  // refuses one beyond the positions
   check_weights(source, forward_layout(source.config));
   const auto data = open_records(config, source);
@@ -85,7 +97,8 @@ int score(const ScoreFlags& flags) {
   load_weights(workers.first(), source, setup);
   const RecordScores scores{.log_probabilities = workers.log_probabilities(*data).value(),
                             .weights = weights_digest(source, setup.layout, 0),
-                            .data = data->digest()};
+                            .data = data->digest(),
+                            .computed = setup.computing()};
   write_scores(out, scores);
   const std::vector<float>& values = scores.log_probabilities;
   const std::vector<std::int64_t> targets = target_counts(*data, config.seq_len, values.size());

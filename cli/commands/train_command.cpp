@@ -90,6 +90,16 @@ void go_on_in(const std::string& run, const TrainFlags& flags, TrainRequest& req
   request.resume_from.clear();
 }
 
+/// Throws UsageError where a run that goes on, with the adapter that its checkpoints hold, is given another.
+void require_its_own_adapter(const TrainConfig& config, const std::string& file_of_run) {
+  if (!fs::exists(file_of_run)) return;
+  TrainConfig of_run;
+  read_config_toml(file_of_run, of_run);
+  if (config.adapter.empty() || config.adapter == of_run.adapter) return;
+  throw UsageError(fmt::format("--adapter {}", config.adapter), "a run that is resumed goes on with its own",
+                   "leave it out, or leave out --resume and give another --out");
+}
+
 int train(const TrainFlags& flags, const ProgramContext& context) {
   TrainRequest request;
   request.resume = flags.resume->count() > 0;
@@ -104,6 +114,7 @@ int train(const TrainFlags& flags, const ProgramContext& context) {
   request.config = flags.config.config(base);
   if (!run.empty() && flags.config.out().empty()) go_on_in(run, flags, request);
   if (request.resume && request.config.model.empty()) refuse_without_run(flags.resume_from, run);
+  if (request.resume && !base.empty()) require_its_own_adapter(request.config, base);
   if (!base.empty() && !flags.config.config_file_given()) refuse_lost_paths(flags.config, request.config, base);
   if (flags.quiet && request.config.metrics_port == 0) {
     throw UsageError("--metrics-port 0", "with --quiet nobody would learn the port", "name one");

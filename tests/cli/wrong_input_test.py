@@ -73,6 +73,12 @@ class Flags(ProgramTest):
             with self.subTest(flag=flag, value=value):
                 self.refuse_train(2, [flag, value], flag, value)
 
+    def test_flags_that_say_nothing_alone(self):
+        for flag, value, other in [("--fp8-gradients", "e5m2", "--compute fp8"), ("--fp8-accumulation", "fast", "--compute fp8"),
+                                   ("--dpo-beta", "0.3", "--objective dpo"), ("--dpo-reference", "step", "--objective dpo")]:
+            with self.subTest(flag=flag):
+                self.refuse_train(2, [flag, other], flag, value)
+
     def test_a_switch_is_not_taken_and_taken_back_at_once(self):
         self.refuse_train(2, ["--keep-best", "--no-keep-best"], "--keep-best", "--no-keep-best")
         self.refuse_train(2, ["--no-steps"], "not expected", "--no-steps")

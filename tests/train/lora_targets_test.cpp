@@ -107,16 +107,17 @@ TEST(LoraModules, ExpertsAreParametersOrModules) {
   const LoraConfig some = lora_config(model, experts("layers.1.mlp.experts.down_proj"), "--lora-targets");
   EXPECT_THAT(names_of(some), ElementsAre());
   EXPECT_THAT(target_parameters(model, some), ElementsAre("model.layers.1.mlp.experts.down_proj"));
-  const LoraConfig modules = lora_config(model, targets("up_proj,down_proj"), "--lora-targets");
-  EXPECT_THAT(names_of(modules), ElementsAre("mlp.experts.up_proj", "mlp.experts.down_proj"));
+  const LoraConfig modules = lora_config(model, targets("gate_proj,up_proj,down_proj"), "--lora-targets");
+  EXPECT_THAT(names_of(modules), ElementsAre("mlp.experts.gate_proj", "mlp.experts.up_proj", "mlp.experts.down_proj"));
   EXPECT_TRUE(modules.modules[0][1].each_expert);
-  EXPECT_THAT(target_names(model, modules), ElementsAre("down_proj", "up_proj"));
+  EXPECT_THAT(target_names(model, modules), ElementsAre("down_proj", "gate_proj", "up_proj"));
   EXPECT_THAT(target_parameters(model, modules), ElementsAre());
 }
 
 TEST(LoraModules, ExpertsAreRefusedByName) {
   const ModelConfig model = with_experts();
   EXPECT_THAT(refusal(model, experts("down_proj,gate.weight")), HasSubstr("gate.weight is a router's"));
+  EXPECT_THAT(refusal(model, targets("up_proj,down_proj")), HasSubstr("name all three of their layers"));
   EXPECT_THAT(refusal(model, experts("up_proj")), HasSubstr("up_proj is no matrix of experts"));
   EXPECT_THAT(refusal(model, experts("all", "up_proj")), HasSubstr("name them once"));
   EXPECT_THAT(refusal(model, experts("")), HasSubstr("nothing has an adapter"));

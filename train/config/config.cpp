@@ -161,6 +161,19 @@ void check_adapters(const TrainConfig& c) {
   throw UsageError(flag, "there is no --lora-rank, so no adapter is trained", "give one, for example --lora-rank 16");
 }
 
+/// Throws UsageError where a field is set that says something only beside another.
+void check_dependents(const TrainConfig& c) {
+  const TrainConfig unset;
+  const auto require = [](bool set, bool counts, std::string_view flag, std::string_view other) {
+    if (set && !counts) throw UsageError(flag, fmt::format("it says nothing without {}", other), "give both, or none");
+  };
+  const bool fp8 = c.compute == ComputeType::fp8, dpo = c.objective == Objective::dpo;
+  require(c.fp8_gradients != unset.fp8_gradients, fp8, "--fp8-gradients", "--compute fp8");
+  require(c.fp8_accumulation != unset.fp8_accumulation, fp8, "--fp8-accumulation", "--compute fp8");
+  require(c.dpo_beta != unset.dpo_beta, dpo, "--dpo-beta", "--objective dpo");
+  require(c.dpo_reference != unset.dpo_reference, dpo, "--dpo-reference", "--objective dpo");
+}
+
 void check_config(const TrainConfig& c) {
   if (c.model.empty())
     throw UsageError("--model", "missing", "for example --model tiny-gpt2; --list-models names the shapes");
@@ -180,6 +193,7 @@ void check_config(const TrainConfig& c) {
     throw UsageError("--patience", "there is no --eval-every", "give it, and --eval-data");
   }
   check_adapters(c);
+  check_dependents(c);
   const std::string_view waits = why_none_speculates(c);
   if (c.speculate == Speculate::on && !waits.empty()) throw UsageError("--speculate on", waits, "leave it out");
 }

@@ -4,6 +4,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <map>
 #include <regex>
 #include <set>
 #include <utility>
@@ -162,7 +163,10 @@ void require_saved_modules(const ModelConfig& config, const std::vector<Candidat
                            const std::vector<std::string>& names) {
   std::set<std::string> known = other_modules(config, linear);
   for (const Candidate& c : linear) known.insert(c.wholes.begin(), c.wholes.end());
-  std::erase_if(known, [](const std::string& module) { return module.find(".experts.") != std::string::npos; });
+  // Routers of Mixtral have another name in transformers than in files, by which PEFT would look for them.
+  std::erase_if(known, [](const std::string& module) {
+    return module.find(".experts.") != std::string::npos || module.ends_with("block_sparse_moe.gate");
+  });
   for (const std::string& name : names) {
     if (std::ranges::any_of(known, [&](const std::string& module) { return module.ends_with(name); })) continue;
     std::set<std::string> last;
@@ -265,6 +269,23 @@ void refuse_both_forms(const std::vector<Candidate>& chosen, std::string_view ty
   throw UsageError(typed_experts(typed, options), fmt::format("{} names experts too", typed), "name them once");
 }
 
+/// Throws UsageError where some layers of experts that are named have an adapter and some have not: PEFT, which has
+/// their three matrices in two parameters, loads all or none of them.
+void refuse_parts_of_experts(const std::vector<Candidate>& chosen, const LoraOptions& options) {
+  constexpr std::size_t matrices = 3;
+  std::map<std::size_t, std::vector<std::string>> by_block;
+  for (const Candidate& c : chosen) {
+    if (c.of_experts && !c.is_parameter) by_block[c.block].push_back(last_part(c.wholes.front()));
+  }
+  for (const auto& [block, names] : by_block) {
+    if (names.size() == matrices) continue;
+    throw UsageError(fmt::format("--lora-targets {}", options.targets),
+                     fmt::format("of the experts of block {} it names {} alone, which PEFT does not load", block,
+                                 fmt::join(names, ", ")),
+                     "name all three of their layers, or use --lora-experts");
+  }
+}
+
 }  // namespace
 
 ModelConfig without_adapters(ModelConfig config) {
@@ -306,6 +327,7 @@ LoraConfig lora_config(const ModelConfig& config, const LoraOptions& options, st
     chosen.push_back(c);
   }
   refuse_both_forms(chosen, typed, options);
+  if (typed.starts_with("--")) refuse_parts_of_experts(chosen, options);
   if (chosen.empty()) {
     throw UsageError(fmt::format("{} {}", typed, options.targets),
                      choice.targets().none ? "and no --lora-experts: nothing has an adapter"

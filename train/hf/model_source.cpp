@@ -480,6 +480,7 @@ void check_adapters(const Checkpoint& checkpoint, const ModelConfig& config) {
                      "resume with the --lora flags it was saved with");
   };
   compare("--lora-rank", stored.rank, config.lora->rank);
+  compare("--lora-dropout", stored.dropout.value_or(0.0), config.lora->dropout);
   compare("--lora-alpha", stored.alpha_or_default(), config.lora->alpha);
   compare("--lora-rslora", stored.rank_stabilized.value_or(false), config.lora->rank_stabilized);
 }

@@ -5,8 +5,23 @@
 #include <vector>
 
 #include "core/base/hash128.hpp"
+#include "models/transformer/transformer.hpp"
 
 namespace tandem {
+namespace {
+
+/// Adapters of one value count by different factors.
+void add_factors(const LoraConfig& lora, Hash128& hash) {
+  for (const std::vector<LoraModule>& block : lora.modules) {
+    for (const LoraModule& module : block) {
+      const double factor = lora.scale(module);
+      hash.add(module.name.data(), module.name.size());
+      hash.add(&factor, sizeof factor);
+    }
+  }
+}
+
+}  // namespace
 
 std::string weights_digest(const ModelSource& source, const ParameterLayout& layout, std::uint64_t seed,
                            Parallel* threads) {
@@ -23,6 +38,10 @@ std::string weights_digest(const ModelSource& source, const ParameterLayout& lay
       values(*parameter, first, part);
       hash.add(part.data(), part.size_bytes());
     }
+  }
+  const auto adapts = [](const Parameter* p) { return is_adapter(*p); };
+  if (source.config.lora && std::ranges::any_of(layout.owned_parameters(), adapts)) {
+    add_factors(*source.config.lora, hash);
   }
   return hash.text();
 }

@@ -11,6 +11,8 @@
 #include "core/base/trace.hpp"
 #include "data/window_sampler.hpp"
 #include "train/config/units.hpp"
+#include "train/hf/lora_modules.hpp"
+#include "train/hf/trained_layout.hpp"
 #include "train/hf/weights_digest.hpp"
 #include "train/report/record_scores.hpp"
 #include "train/runtime/stop_signal.hpp"
@@ -40,7 +42,7 @@ class Finder {
     if (auto found = beside(of)) return keep(of, std::move(*found));
     auto computed = compute(of);
     if (!computed) return std::nullopt;
-    return keep(of, {std::move(*computed), weights(), of.source.digest()});
+    return keep(of, {std::move(*computed), weights(), of.source.digest(), run_.setup.computing()});
   }
 
  private:
@@ -69,13 +71,18 @@ class Finder {
     const fs::path file = scores_path(of.names.front());
     auto found = read_scores(file);
     if (!workers_.processes().all("scores beside the data", found.has_value())) return std::nullopt;
-    const bool fitting = fits(of, *found) && found->weights == weights();
+    const bool alike = found->computed == run_.setup.computing();
+    const bool fitting = fits(of, *found) && alike && found->weights == weights();
     if (workers_.processes().all("scores of these weights and this data", fitting)) {
       say_(fmt::format("reference: log-probabilities of {} records from {}", of.records, file.string()));
       return found;
     }
-    spdlog::warn("{}: of other {}, so the reference is computed anew", file.string(),
-                 fits(of, *found) ? "weights" : "data");
+    const std::string other = !fits(of, *found)         ? "of other data"
+                              : alike                   ? "of other weights"
+                              : found->computed.empty() ? "of a tandem that did not say how it computed"
+                                                        : fmt::format("made with {}, where this run has {}",
+                                                                      found->computed, run_.setup.computing());
+    spdlog::warn("{}: {}, so the reference is computed anew", file.string(), other);
     return std::nullopt;
   }
 
@@ -107,7 +114,10 @@ class Finder {
   const std::string& weights() {
     if (weights_.empty()) {
       Parallel& threads = workers_.first().device().host_kernels().parallel();
-      weights_ = weights_digest(run_.source, run_.setup.layout, run_.config().seed, &threads);
+      const ModelSource& source = run_.source;
+      // Adapters that begin now change nothing yet: the reference is the model below them.
+      const ModelConfig config = source.adapter ? source.config : without_adapters(source.config);
+      weights_ = weights_digest(source, forward_layout(config), run_.config().seed, &threads);
     }
     return weights_;
   }

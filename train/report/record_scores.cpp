@@ -15,6 +15,7 @@ namespace fs = std::filesystem;
 constexpr const char* tensor_name = "log_probabilities";
 constexpr const char* weights_key = "weights";
 constexpr const char* data_key = "data";
+constexpr const char* computed_key = "computed";
 
 }  // namespace
 
@@ -30,7 +31,7 @@ void write_scores(const fs::path& file, const RecordScores& scores) {
   Unfinished unfinished(beside);
   const auto count = static_cast<std::int64_t>(scores.log_probabilities.size());
   SafetensorsWriter writer(beside, {{tensor_name, "F32", {count}}},
-                           {{weights_key, scores.weights}, {data_key, scores.data}});
+                           {{weights_key, scores.weights}, {data_key, scores.data}, {computed_key, scores.computed}});
   writer.write(scores.log_probabilities.data(), scores.log_probabilities.size() * sizeof(float));
   writer.finish();
   rename_or_throw(beside, file);
@@ -51,7 +52,8 @@ std::optional<RecordScores> read_scores(const fs::path& file) {
   }
   RecordScores scores{.log_probabilities = std::vector<float>(static_cast<std::size_t>(tensor->count)),
                       .weights = facts.at(weights_key),
-                      .data = facts.at(data_key)};
+                      .data = facts.at(data_key),
+                      .computed = facts.contains(computed_key) ? facts.at(computed_key) : ""};
   widen(*tensor, 0, scores.log_probabilities);
   return scores;
 }

@@ -140,7 +140,7 @@ int ranks_of(const TrainConfig& config, int processes) {
   if (devices == 1) return processes;
   throw UsageError(fmt::format("--device {}", config.device),
                    fmt::format("this is one of {} processes, which have a device each", processes),
-                   "name one device, or train in one process");
+                   "give --device host, or cuda, or train in one process");
 }
 
 TrainConfig config_of_rank(TrainConfig config, int processes) {

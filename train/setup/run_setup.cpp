@@ -186,17 +186,26 @@ std::string fp8_key(const Fp8Products& how) {
                      how.accumulation == Fp8Accumulation::fast ? ", fast accumulation" : "");
 }
 
+std::string base_key(const RunPlan& run) {
+  const WeightCode code = run.base_format();
+  return code == WeightCode::none ? "" : fmt::format("; base {}", base_name(code));
+}
+
 }  // namespace
 
 std::string RunSetup::compute_key() const {
   // `split` holds what `fp32` does; only rounded moments or another optimizer make another run of it.
   const bool own_bits = rounds_moments(plan.state) || is_lion(plan.state);
   const std::string state = own_bits ? fmt::format("; state {}", name_of(plan.state)) : "";
-  const WeightCode code = base_format();
-  const std::string base = code == WeightCode::none ? "" : fmt::format("; base {}", base_name(code));
   const char* packed = shape.packed ? "; packed" : "";
-  return fmt::format("tandem {}; {}; compute {}{}{}{}{}", version, device->info().compute_key, name_of(shape.compute),
-                     shape.fp8 ? fp8_key(*shape.fp8) : "", state, base, packed);
+  const std::string products =
+      fmt::format("compute {}{}", name_of(shape.compute), shape.fp8 ? fp8_key(*shape.fp8) : "");
+  return fmt::format("tandem {}; {}; {}{}{}{}", version, device->info().compute_key, products, state, base_key(*this),
+                     packed);
+}
+
+std::string RunSetup::computing() const {
+  return fmt::format("compute {}{}{}", name_of(shape.compute), shape.fp8 ? fp8_key(*shape.fp8) : "", base_key(*this));
 }
 
 }  // namespace tandem

@@ -32,6 +32,8 @@ struct RunSetup : RunPlan {
   std::size_t peak_device_bytes() const;
   /// Everything that may change a bit and is not the user's input.
   std::string compute_key() const;
+  /// Part of it that says how a forward pass computes: "compute bf16, products e4m3, gradients e4m3; base nf4".
+  std::string computing() const;
 };
 
 /// Facts about the machine that the caller knows, in place of those that would be found.

@@ -39,6 +39,9 @@ std::string products_note(const ModelConfig& model, const RunShape& shape) {
     return fmt::format("bf16: a micro-batch of {} tokens is no multiple of {}", shape.batch * shape.sequence,
                        fp8_multiple);
   }
+  const auto linear = std::ranges::count_if(
+      linear_layers(model), [](const LinearLayer& layer) { return layer.experts == 0 && layer.module != "mlp.gate"; });
+  if (std::ssize(others) == linear) return fmt::format("bf16: no layer's sizes are multiples of {}", fp8_multiple);
   return fmt::format("{}; bf16, as sizes are no multiples of {}: {}", gradients, fp8_multiple, fmt::join(others, ", "));
 }
 

@@ -1,6 +1,7 @@
 """Folder of a run: its settings, the inputs that it was begun with, and the stages that are done, each a file that is whole."""
 from __future__ import annotations
 
+import errno
 import fcntl
 import hashlib
 import json
@@ -142,7 +143,10 @@ class RunFolder:
                 os.truncate(lock, 0)
                 os.pwrite(lock, str(os.getpid()).encode(), 0)
                 return lock
-            except OSError:
+            except OSError as error:
+                if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
+                    os.close(lock)
+                    raise Refusal(f"--out {self.out}: {error.strerror}; make room, or name another --out", 7) from None
                 if time.monotonic() < end and _has_ended(os.pread(lock, 32, 0)):
                     time.sleep(0.05)
                     continue

@@ -303,9 +303,18 @@ class Runs(AdapterTest):
         first, last = (self.summary(out)[key] for key in ("first_loss", "final_loss"))
         self.assertLess(last, first)
 
+    def test_a_run_that_goes_on_keeps_its_adapter(self):
+        out = self.root / "run"
+        self.succeed(self.train("--steps", "1", "--lora-rank", "2", "--out", out))
+        for more, words in [(["--adapter", self.adapter()], ["--adapter", "its own"]), (["--lora-dropout", "0.5"], ["--lora-dropout 0"])]:
+            refused = self.run_program("train", "--resume", out, "--steps", "2", *more)
+            self.assertIn(refused.returncode, (2, 4), refused.stderr)
+            for word in words:
+                self.assertIn(word, refused.stderr)
+
     def test_experts_give_the_same_state_any_way(self):
         """Under any policy and number of ranks, and after a kill."""
-        for name, flags in [("mixtral", ["--lora-experts", "all"]), ("qwen3_moe", ["--lora-targets", "v_proj,gate_proj,down_proj"]),
+        for name, flags in [("mixtral", ["--lora-experts", "all"]), ("qwen3_moe", ["--lora-targets", "v_proj,gate_proj,up_proj,down_proj"]),
                             ("phi3", [])]:
             with self.subTest(name):
                 base = self.base(name)
@@ -333,6 +342,8 @@ class Runs(AdapterTest):
                             (["--lora-experts", "all", "--lora-dropout", "0.1"], ["--lora-dropout", "experts"]),
                             (["--lora-experts", "all", "--lora-targets", "w2"], ["--lora-experts all", "once"]),
                             (["--lora-targets", r".*experts\.0\..*"], ["1 of 3 experts"]),
+                            (["--lora-targets", "w1,w3"], ["experts of block 0", "all three"]),
+                            (["--lora-modules-to-save", "gate"], ["--lora-modules-to-save gate"]),
                             (["--lora-targets", "none"], ["none", "--lora-experts"]),
                             (["--lora-targets", "none", "--lora-experts", "all", "--lora-rank", "30"], ["--lora-experts"])]:
             with self.subTest(more):

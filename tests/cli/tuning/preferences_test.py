@@ -260,6 +260,49 @@ class Preferences(ProgramTest):
             shutil.copy(path, folder)
         self.succeed(self.dpo(self.root / "of-folder", "--steps", "1", data=folder))
 
+    def exported_model(self):
+        model = self.root / "model"
+        self.succeed(self.dpo(self.root / "first", "--steps", "1"))
+        self.succeed(self.run_program("export", self.root / "first", "--to", model, "--dtype", "fp32"))
+        return model
+
+    def test_scores_that_were_made_otherwise_are_not_the_reference(self):
+        model, adapter = self.exported_model(), self.root / "adapter"
+        self.succeed(self.dpo(adapter, "--model", model, *ADAPTERS, "--steps", "2"))
+        again = ["--model", adapter / "checkpoints" / "step-00000002", "--steps", "1"]
+        file = self.root / "train.scores.safetensors"
+        score = ["score", adapter, "--data", self.data, "--device", "host", "--threads", "1"]
+        self.succeed(self.run_program(*score))
+        self.assertIn(str(file), self.succeed(self.dpo(None, *again)).stdout)
+        for flags, words in ((["--compute", "bf16"], "made with compute f32, where this run has compute bf16"),
+                             (["--base", "nf4"], "where this run has compute f32; base nf4")):
+            self.assertIn(words, self.succeed(self.dpo(None, *again, *flags)).stderr)
+        # An adapter of the same values that counts otherwise.
+        exported = self.root / "exported"
+        self.succeed(self.run_program("export", adapter, "--to", exported))
+        described = json.loads((exported / "adapter_config.json").read_text())
+        described["lora_alpha"] *= 10
+        (exported / "adapter_config.json").write_text(json.dumps(described))
+        base = ["--model", model, "--steps", "1"]
+        self.assertIn("of other weights", self.succeed(self.dpo(None, *base, "--adapter", exported)).stderr)
+        # The scores of the model below serve adapters that begin at zero.
+        self.succeed(self.run_program("score", model, "--data", self.data, "--device", "host", "--threads", "1"))
+        fresh = self.dpo(None, *base, *ADAPTERS, "--dpo-reference", "before")
+        self.assertIn("from " + str(file), self.succeed(fresh).stdout)
+
+    def test_scores_take_an_adapter_and_write_over_scores_alone(self):
+        model, adapter = self.exported_model(), self.root / "adapter"
+        self.succeed(self.dpo(adapter, "--model", model, *ADAPTERS, "--steps", "2"))
+        host = ["--data", self.data, "--device", "host", "--threads", "1", "--json"]
+        said = [json.loads(self.succeed(self.run_program("score", *of, *host, "--out", self.root / "s.safetensors")).stdout)["log_probability"]
+                for of in ([adapter], [model, "--adapter", adapter], [model])]
+        self.assertEqual(said[0], said[1])
+        self.assertNotEqual(said[1], said[2])
+        for lost in (self.data, self.text):
+            before = lost.read_bytes()
+            self.refused(self.run_program("score", adapter, *host, "--out", lost), 7, str(lost), "--out")
+            self.assertEqual(lost.read_bytes(), before)
+
     def test_what_does_not_go_together_is_refused(self):
         plain = self.pairs("plain", 3, 3, pairs=False)
         run = ["--steps", "1"]
