@@ -34,19 +34,17 @@ TANDEM_DEVICE void stage(const Strided<T>& from, std::int64_t first, std::int64_
   });
 }
 
-/// `bt` is b transposed: (n, k).
-template <class A, class B, class C>
-TANDEM_KERNEL(most_threads)
-matmul_kernel(Strided<A> a, Strided<B> bt, const bf16* bias, const C* addend, C* result, ProductShape shape) {
-  TANDEM_SHARED(float, a_tile, PlainTiling::room);
-  TANDEM_SHARED(float, b_tile, PlainTiling::room);
+/// The tiles of a product. `stage_factors(row, column, k)` brings the parts of both factors from these on to shared
+/// memory; `scaled(sum)` is what a sum counts as.
+template <class C, class StageFactors, class Scaled>
+TANDEM_DEVICE void make_tiles(const ProductShape& shape, const float* a_tile, const float* b_tile, const bf16* bias,
+                              const C* addend, C* result, const StageFactors& stage_factors, const Scaled& scaled) {
   const std::int64_t across = ceil_div(shape.n, tile), tiles = across * ceil_div(shape.m, tile);
   for (std::int64_t index = block_index(); index < tiles; index += grid_size()) {
     const std::int64_t first_row = index / across * tile, first_column = index % across * tile;
     PlainSums sums = {};
     for (std::int64_t k = 0; k < shape.k; k += depth) {
-      stage(a, first_row, shape.m, k, shape.k, a_tile);
-      stage(bt, first_column, shape.n, k, shape.k, b_tile);
+      stage_factors(first_row, first_column, k);
       barrier();
       multiply(a_tile, b_tile, sums);
       barrier();
@@ -55,11 +53,27 @@ matmul_kernel(Strided<A> a, Strided<B> bt, const bf16* bias, const C* addend, C*
       const std::int64_t row = first_row + r, column = first_column + c;
       if (row >= shape.m || column >= shape.n) return;
       const std::int64_t at = row * shape.c_stride + column;
+      value = scaled(value);
       if (bias != nullptr) value = value + to_float(bias[column]);
       if (addend != nullptr) value = to_float(addend[at]) + value;
       result[at] = from_float<C>(value);
     });
   }
+}
+
+/// `bt` is b transposed: (n, k).
+template <class A, class B, class C>
+TANDEM_KERNEL(most_threads)
+matmul_kernel(Strided<A> a, Strided<B> bt, const bf16* bias, const C* addend, C* result, ProductShape shape) {
+  TANDEM_SHARED(float, a_tile, PlainTiling::room);
+  TANDEM_SHARED(float, b_tile, PlainTiling::room);
+  make_tiles(
+      shape, a_tile, b_tile, bias, addend, result,
+      [&](std::int64_t row, std::int64_t column, std::int64_t k) {
+        stage(a, row, shape.m, k, shape.k, a_tile);
+        stage(bt, column, shape.n, k, shape.k, b_tile);
+      },
+      [](float sum) { return sum; });
 }
 
 /// A row-major factor of codes of Format, k of them in a row.
@@ -86,27 +100,13 @@ fp8_matmul_kernel(Codes<A> a, Codes<B> b, const bf16* bias, const C* addend, C* 
   TANDEM_SHARED(float, a_tile, PlainTiling::room);
   TANDEM_SHARED(float, b_tile, PlainTiling::room);
   const float a_scale = *a.scale, b_scale = *b.scale;
-  const std::int64_t across = ceil_div(shape.n, tile), tiles = across * ceil_div(shape.m, tile);
-  for (std::int64_t index = block_index(); index < tiles; index += grid_size()) {
-    const std::int64_t first_row = index / across * tile, first_column = index % across * tile;
-    PlainSums sums = {};
-    for (std::int64_t k = 0; k < shape.k; k += depth) {
-      stage_codes(a, first_row, shape.m, k, shape.k, a_tile);
-      stage_codes(b, first_column, shape.n, k, shape.k, b_tile);
-      barrier();
-      multiply(a_tile, b_tile, sums);
-      barrier();
-    }
-    for_sums(sums, [&](int r, int c, float value) {
-      const std::int64_t row = first_row + r, column = first_column + c;
-      if (row >= shape.m || column >= shape.n) return;
-      const std::int64_t at = row * shape.c_stride + column;
-      value = numerics::mul(numerics::mul(value, a_scale), b_scale);
-      if (bias != nullptr) value = value + to_float(bias[column]);
-      if (addend != nullptr) value = to_float(addend[at]) + value;
-      result[at] = from_float<C>(value);
-    });
-  }
+  make_tiles(
+      shape, a_tile, b_tile, bias, addend, result,
+      [&](std::int64_t row, std::int64_t column, std::int64_t k) {
+        stage_codes(a, row, shape.m, k, shape.k, a_tile);
+        stage_codes(b, column, shape.n, k, shape.k, b_tile);
+      },
+      [=](float sum) { return numerics::mul(numerics::mul(sum, a_scale), b_scale); });
 }
 
 /// A factor as it is multiplied, its strides exchanged where it is transposed.

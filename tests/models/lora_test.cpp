@@ -180,7 +180,7 @@ TEST_P(AgainstPeft, LossesAndEveryGradientAgree) {
   RecordProperty("worst", std::to_string(worst * 1e6) + "e-6");
 }
 
-/// Of an adapter that PEFT trains as it is stored.
+/// An adapter that PEFT trains as it is stored.
 class StepsAgainstPeft : public AgainstPeft {};
 
 TEST_P(StepsAgainstPeft, TenStepsAgree) {

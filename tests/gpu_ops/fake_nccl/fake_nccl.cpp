@@ -45,7 +45,7 @@ struct ncclComm {
 
 namespace {
 
-/// What all communicators of the process share.
+/// State that all communicators of the process share.
 struct Process {
   std::mutex mutex;
   std::set<ncclComm*> alive;
