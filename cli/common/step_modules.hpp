@@ -27,7 +27,7 @@ struct ModuleRow {
   double seconds() const noexcept { return measured ? measured->seconds() : predicted_seconds(); }
   /// The figure of the machine that takes most of the predicted time, and the share of `seconds()` that it alone would
   /// take: 1 is as fast as that figure allows.
-  ModuleBound bound() const noexcept;
+  WorkBound bound() const noexcept;
   double bound_share() const noexcept;
 };
 

@@ -155,14 +155,26 @@ std::vector<LayerWork> matrix_work(const ParameterLayout& layout, double tokens,
   return work;
 }
 
+std::string_view name_of(WorkBound bound) noexcept {
+  constexpr std::array<std::string_view, 4> names{"matrix products", "attention", "device memory", "launches"};
+  return names[static_cast<std::size_t>(bound)];
+}
+
+WorkBound BoundSeconds::widest() const noexcept {
+  return static_cast<WorkBound>(std::ranges::max_element(seconds) - seconds.begin());
+}
+
+BoundSeconds bound_seconds(const MachineProfile& p, const PassWork& work) noexcept {
+  const double fp8 = p.products_fp8.known() ? p.products_fp8.value : p.matmul.value;
+  return {{work.matmul_flops / p.matmul.value + work.fp8_flops / fp8, work.attention_flops / p.attention.value,
+           work.memory_bytes / p.device_bandwidth.value, work.kernels * p.launch.value}};
+}
+
 std::vector<LayerSeconds> compute_seconds(const MachineProfile& p, std::span<const LayerWork> work) {
-  const auto seconds = [&](const PassWork& w) {
-    const double fp8 = p.products_fp8.known() ? p.products_fp8.value : p.matmul.value;
-    return w.matmul_flops / p.matmul.value + w.fp8_flops / fp8 + w.attention_flops / p.attention.value +
-           w.memory_bytes / p.device_bandwidth.value + w.kernels * p.launch.value;
-  };
   std::vector<LayerSeconds> result;
-  for (const LayerWork& w : work) result.push_back({seconds(w.forward), seconds(w.backward)});
+  for (const LayerWork& w : work) {
+    result.push_back({bound_seconds(p, w.forward).total(), bound_seconds(p, w.backward).total()});
+  }
   return result;
 }
 

@@ -345,19 +345,4 @@ std::vector<LayerModules> module_work_of(const ModelConfig& c, const RunShape& s
   return work;
 }
 
-std::string_view name_of(ModuleBound bound) noexcept {
-  constexpr std::array<std::string_view, 4> names{"matrix products", "attention", "device memory", "launches"};
-  return names[static_cast<std::size_t>(bound)];
-}
-
-ModuleBound BoundSeconds::widest() const noexcept {
-  return static_cast<ModuleBound>(std::ranges::max_element(seconds) - seconds.begin());
-}
-
-BoundSeconds bound_seconds(const MachineProfile& p, const PassWork& work) noexcept {
-  const double fp8 = p.products_fp8.known() ? p.products_fp8.value : p.matmul.value;
-  return {{work.matmul_flops / p.matmul.value + work.fp8_flops / fp8, work.attention_flops / p.attention.value,
-           work.memory_bytes / p.device_bandwidth.value, work.kernels * p.launch.value}};
-}
-
 }  // namespace tandem
