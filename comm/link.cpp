@@ -77,7 +77,7 @@ void Link::received() {
   std::optional<Message> message = decode(body_);
   body_ = std::string();  // also its memory
   if (!message) return end("it sent what is no message");
-  const OnMessage handler = on_message_;  // which may be replaced by what it does
+  const OnMessage handler = on_message_;  // copied: the handler may replace on_message_
   handler(std::move(*message));
   if (!closed_) receive_length();
 }

@@ -137,7 +137,7 @@ Rendezvous::Impl::~Impl() {
   thread_.join();
 }
 
-/// Until it is stopped. An exception of a handler, for want of memory above all, ends the group for this rank.
+/// Serves until it is stopped. An exception of a handler, for want of memory above all, ends the group for this rank.
 void Rendezvous::Impl::serve() noexcept {
   wake_promptly();
   while (true) {

@@ -22,7 +22,7 @@ struct ChildCommand {
 /// One at a time in a process, which has no other threads and catches no signals of its own meanwhile.
 class ChildProcesses {
  public:
-  /// From here on SIGINT, SIGTERM and SIGHUP wait for run().
+  /// Makes SIGINT, SIGTERM and SIGHUP wait for run() from here on.
   ChildProcesses();
   /// Kills those that are left.
   ~ChildProcesses();

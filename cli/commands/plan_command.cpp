@@ -69,8 +69,8 @@ struct Planned {
       confirmed_seconds;  ///< seconds of a step that is not clipped, where some updates may run ahead of the norm
   std::vector<Candidate> candidates;
   std::vector<Upgrade> upgrades;
-  std::optional<StepModules> modules;       ///< where it is explained
-  std::optional<ClosedForms> closed_forms;  ///< where the search asked them
+  std::optional<StepModules> modules;       ///< set where it is explained
+  std::optional<ClosedForms> closed_forms;  ///< set where the search asked them
   std::vector<std::string> doubts;          ///< about this machine's calibration
 };
 

@@ -31,7 +31,7 @@ constexpr std::size_t coded_bytes(std::int64_t count) noexcept {
   return static_cast<std::size_t>((count + coded_record - 1) / coded_record * coded_record_bytes);
 }
 
-/// Where a block of one moment lies.
+/// Addresses of a block of one moment.
 struct CodedBlock {
   std::uint8_t* codes;
   std::uint8_t* exponent;

@@ -177,8 +177,8 @@ struct Fp8Matrix {
   Fp8Format format = Fp8Format::e4m3;
 };
 
-/// Which experts take which tokens (Shazeer et al., arXiv 1701.06538). Each of N tokens chooses K of E experts: slot
-/// n K + j is the j-th choice of token n. *Rows* are the slots sorted by expert, those of an expert in their order.
+/// Assignment of tokens to experts (Shazeer et al., arXiv 1701.06538). Each of N tokens chooses K of E experts:
+/// slot n K + j is the j-th choice of token n. *Rows* are the slots sorted by expert, each expert's in their order.
 struct Routing {
   TensorView experts;  ///< (N, K) i32: expert of each slot; those of a token differ
   TensorView weights;  ///< (N, K) f32: factor of the output of the slot's expert

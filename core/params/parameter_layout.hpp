@@ -70,11 +70,11 @@ struct Layer {
   std::int64_t state_elements = 0;    ///< trainable part, padded
   std::int64_t summed_elements = 0;   ///< the part of it with f32 gradients, padded
   std::int64_t fp32_elements = 0;     ///< the part of that with f32 weights, padded
-  /// Where frozen elements with f32 weights begin, codes of a byte, and codes of four bits; `elements` where there are
-  /// none.
+  /// First elements of frozen parameters with f32 weights, with codes of a byte, and with codes of four bits;
+  /// `elements` where there are none.
   std::int64_t frozen_fp32_begin = 0, codes8_begin = 0, codes4_begin = 0;
   std::int64_t decoded_elements = 0;  ///< bf16 values that its coded parameters have, padded
-  int uses = 1;                       ///< as LayerOptions has it
+  int uses = 1;                       ///< LayerOptions::uses
   std::vector<int> borrows;           ///< layers whose parameters this one shares through ties
   /// Bytes from the start of the layer's gradient buffer to the gradient of a trained element. Asked for
   /// `state_elements`, one past the last, it gives the size of the buffer.

@@ -175,12 +175,12 @@ class MomentBits {
   static constexpr int begun = 2;  ///< rounds that are behind blocks which begin
   static constexpr int rounds = numerics::philox_fewest_rounds;
 
-  /// For the words of eight blocks from `block` on.
+  /// Begins the words of eight blocks from `block` on.
   Blocks begin_words(std::uint64_t block) const {
     // In this order of lanes, blocks follow one another when words are interleaved within 128 bits.
     return begin(block, _mm256_setr_epi64x(0, 2, 1, 3));
   }
-  /// For the bits of 32 elements from `first` on, a multiple of 32.
+  /// Begins the bits of 32 elements from `first` on, a multiple of 32.
   Blocks begin_bits(std::uint64_t first) const {
     return begin(first / numerics::elements_per_block, _mm256_setr_epi64x(0, 1, 2, 3));
   }
@@ -211,7 +211,7 @@ class MomentBits {
     const __m256i step = spread(of_.step);
     return {lower_and_upper(numbers, to_upper(step)), lower_and_upper(to_lower(numbers), step)};
   }
-  /// After two rounds, where their constants hold.
+  /// State after two rounds, where their constants hold.
   RandomState second(__m256i numbers) const {
     const __m256i product0 = _mm256_mul_epu32(numbers, spread(numerics::philox_multiplier0));
     const __m256i word2 = _mm256_xor_si256(to_lower(product0), spread(of_.first23));

@@ -31,7 +31,7 @@ std::string b_of(const LinearLayer& layer);
 /// "model.layers.0.mlp.experts.7.up_proj".
 std::string module_in_files(const ModelConfig& config, std::int64_t block, const AdapterModule& module,
                             std::int64_t expert);
-/// As transformers has it, in which all experts are one: "model.layers.0.mlp.experts.gate_up_proj".
+/// Name of the module in transformers, in which all experts are one: "model.layers.0.mlp.experts.gate_up_proj".
 std::string module_in_transformers(const ModelConfig& config, std::int64_t block, const AdapterModule& module);
 
 /// A tensor of PEFT's file that a parameter is, or is part of, or that is part of it.

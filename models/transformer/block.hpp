@@ -47,7 +47,7 @@ struct BlockBackward {
   RecordsView records;     ///< records of the rows of x
   TensorView x;            ///< the input of forward
   TensorView dy;           ///< gradient of the output; becomes the gradient of the input, in place
-  std::uint64_t draw = 0;  ///< as BlockForward has it
+  std::uint64_t draw = 0;  ///< number of the micro-batch in training, by which dropout draws
   const Fp8Buffers* fp8 = nullptr;
 };
 
@@ -104,7 +104,7 @@ void attend(const BlockForward& call, const Projections& of, TensorView out, Ten
 /// The first rows of a buffer that may be empty.
 inline TensorView first_rows(TensorView buffer, std::int64_t n) { return buffer ? buffer.rows(0, n) : buffer; }
 
-/// Their parameter gradients, left out where all of them are frozen.
+/// Adds the parameter gradients of a linear layer, left out where all of them are frozen.
 void add_linear_gradients(const BlockBackward& call, TensorView dy, TensorView x, TensorView dweight,
                           TensorView dbias = {});
 

@@ -85,7 +85,8 @@ struct RunShape {
   std::int64_t recomputed_blocks = 0;  ///< the first so many keep only their input: forward runs again in backward
   bool selective = false;       ///< the others keep what products and attention made: norms and activations run again
   bool training = true;         ///< false: forward only, nothing is kept
-  bool offload_inputs = false;  ///< where all are computed again: their inputs wait on the host for backward
+  bool offload_inputs = false;  ///< whether inputs wait on the host for backward; only where all blocks are computed
+                                ///< again
   bool packed = false;          ///< sequences hold several records, and attention and positions stay within each
   /// Beta of direct preference optimization, whose loss is of pairs of sequences as PreferenceLoss has it: B is even.
   /// 0: the loss is of each target.

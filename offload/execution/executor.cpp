@@ -14,7 +14,7 @@ namespace {
 
 constexpr std::string_view all_queued = "the end of what is queued";
 
-/// Which thread queues the tasks of which lanes of the device.
+/// Lanes of the device whose tasks each thread queues.
 std::vector<std::span<const Lane>> lanes_of_issuers(Copies copies, bool peers) {
   const std::span all(device_lanes);
   const std::size_t own = all.size() - 1;
@@ -84,7 +84,7 @@ void Executor::end_threads() {
     std::unique_lock lock(mutex_);
     stopping_ = true;
     wake_all();
-    // Their thread may wait for other ranks, and they for what will not come.
+    // The issuing threads may wait for other ranks, and those for what will not come.
     if (group_ != nullptr && !graph_.empty()) {
       group_->fail(std::make_exception_ptr(DeviceError("the engine of a rank ended before its work")));
     }
@@ -187,7 +187,7 @@ LaneSeconds Executor::busy() {
   return accounts_.busy();
 }
 
-/// Until `done` holds. `layer` is what it is about, or -1.
+/// Waits until `done` holds. `layer` is what it is about, or -1.
 template <class Predicate>
 double Executor::wait(std::unique_lock<std::mutex>& lock, Waiter& waiter, std::string_view what, int layer,
                       Predicate done) {

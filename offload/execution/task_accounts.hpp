@@ -14,7 +14,7 @@ namespace tandem {
 /// Used under the executor's lock, but for `range_of`. Times are those of trace_now().
 class TaskAccounts {
  public:
-  /// All must outlive it; `trace` and `ranges` may be null.
+  /// All arguments must outlive the object; `trace` and `ranges` may be null.
   TaskAccounts(const TaskGraph& graph, const ParameterLayout& layout, Trace* trace, RangeSink* ranges)
       : graph_(graph), layout_(layout), trace_(trace), ranges_(ranges) {}
 

@@ -325,7 +325,7 @@ void TaskRunner::push_weights(const Task& task, StreamView stream) {
   to_device(resident_weights(task), host_weights(task), weight_bytes(format_of(task), task.count()), stream);
 }
 
-/// Where a device update writes the new weights: the resident layer, or staging on its way to the host.
+/// Memory that a device update writes the new weights to: the resident layer, or staging on its way to the host.
 std::byte* TaskRunner::updated_weights(const Task& task) const {
   return task.staging >= 0 ? storage_.staging(task.staging) : resident_weights(task);
 }

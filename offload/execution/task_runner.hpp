@@ -22,7 +22,7 @@ namespace tandem {
 
 class TaskRunner {
  public:
-  /// All must outlive it. `group`: null where the plan has one rank.
+  /// All arguments must outlive the object. `group`: null where the plan has one rank.
   TaskRunner(Device& device, const ParameterLayout& layout, const Plan& plan, const Storage& storage, Group* group);
 
   /// Queues a task of a device lane on `stream`. Blocks where it is of the peers' lane, until all ranks have come to
@@ -95,7 +95,7 @@ class TaskRunner {
   const Plan& plan_;
   const Storage& storage_;
   Group* group_;
-  /// By layer, the bytes that each rank owns.
+  /// Bytes of a layer that each rank owns.
   struct Parts {
     std::array<std::vector<ByteRange>, 2> weights;
     std::vector<ByteRange> gradient;

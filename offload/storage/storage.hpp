@@ -18,7 +18,7 @@
 
 namespace tandem {
 
-/// Where one subgroup's arrays lie; null where the plan has none. `norm`: one fp64 per layout_quantum.
+/// Addresses of one subgroup's arrays; null where the plan has none. `norm`: one fp64 per layout_quantum.
 struct SubgroupMemory {
   StateArrays state;  ///< on the subgroup's tier; null where that is a file
   StateFormat format = StateFormat::fp32;
@@ -31,17 +31,17 @@ struct SubgroupMemory {
   std::byte* undo = nullptr;              ///< record that takes an update back; null where it has none
   double* device_norm = nullptr;
   double* host_norm = nullptr;
-  std::uint64_t file_place = 0;  ///< where its state begins in the file
+  std::uint64_t file_place = 0;  ///< position in the file at which its state begins
   std::int64_t file_count = 0;   ///< elements of it there
 };
 
 /// Memory for a piece of state that the device updates, in any format.
 struct StateBuffer {
   std::byte* state = nullptr;
-  std::byte* gradient = nullptr;  ///< where gradients of streamed subgroups come from the host
+  std::byte* gradient = nullptr;  ///< gradients of streamed subgroups, which come from the host
 };
 
-/// Where everything of a plan lies in the two blocks.
+/// Addresses of everything of a plan in the two blocks.
 struct Carving {
   std::vector<std::byte*> resident_weights;  ///< by layer, as Layer::weight_offset says; null where not resident
   std::vector<std::byte*> host_weights;      ///< by layer, of the rank's slice; null where the host has none

@@ -69,7 +69,7 @@ double published_stride(double link, double device_update, double cpu_update, do
 /// Arithmetic of one pass through one layer, for one micro-batch.
 struct PassWork {
   double matmul_flops = 0.0;
-  double fp8_flops = 0.0;  ///< those of products of eight-bit factors, which matmul_flops leaves out
+  double fp8_flops = 0.0;  ///< FLOP of products of eight-bit factors, which matmul_flops leaves out
   double attention_flops = 0.0;
   double memory_bytes = 0.0;  ///< bytes that memory-bound kernels move
   double kernels = 0.0;       ///< kernels launched

@@ -47,7 +47,7 @@ enum class HostStates : std::uint8_t {
 template <class Out>
 class MemoryLayout {
  public:
-  /// All must outlive it.
+  /// All arguments must outlive the object.
   MemoryLayout(const ParameterLayout& layout, const Plan& plan, Out& out) : layout_(layout), plan_(plan), out_(out) {}
 
   void on_device() {

@@ -72,8 +72,8 @@ struct OffloadOptions {
   /// which books none.
   Speculate speculate = Speculate::automatic;
   bool overlap = true;  ///< false: one task after another, to measure what overlap is worth
-  /// For debugging: fills a weight buffer with NaN when its guard goes, so that a view which outlives the guard is
-  /// seen. A layer is then copied anew for each use; those that stay on the device are left alone.
+  /// Setting for debugging: fills a weight buffer with NaN when its guard goes, so that a view which outlives the guard
+  /// is seen. A layer is then copied anew for each use; those that stay on the device are left alone.
   bool poison_released = false;
   double watchdog_seconds = 300.0;  ///< a wait without any progress for this long ends with StalledError
 };

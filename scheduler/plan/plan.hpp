@@ -15,7 +15,7 @@
 
 namespace tandem {
 
-/// Where a subgroup's state lives between steps. In a file it passes through buffers on the host.
+/// Place of a subgroup's state between steps. In a file, state passes through buffers on the host.
 enum class Tier : std::uint8_t { device, host, file };
 /// Processor that updates a subgroup. `device` with another tier means streamed: state goes up, is updated, comes back.
 enum class Updater : std::uint8_t { cpu, device };
@@ -89,7 +89,7 @@ struct Plan {
   bool owners_make_gradients = false;
   std::size_t offloaded_input_bytes = 0;  ///< bytes of a layer's input that the caller moves, as the options say
   int update_threads = 0;                 ///< threads that an update on the CPU takes at most; 0: all
-  Speculate speculate = Speculate::off;   ///< as the options say
+  Speculate speculate = Speculate::off;   ///< OffloadOptions::speculate
   bool updates_in_backward = false;       ///< no update waits for the gradient norm, as the options say
   bool sends_sums = false;        ///< whether sums of gradients leave the device, not each micro-batch's gradient
   std::size_t device_memory = 0;  ///< bytes, the ceiling that the plan was made for

@@ -333,7 +333,7 @@ void PlanBuilder::size_gradient_buffers(const std::vector<bool>& held, int gradi
   }
 }
 
-/// By size class, the longest row of layers with gradients, without those whose buffers are held.
+/// Longest row of layers with gradients, by size class, without layers whose buffers are held.
 std::vector<int> PlanBuilder::longest_rows(const std::vector<bool>& held) const {
   std::vector<int> longest(plan_.size_classes.size());
   int row = 0;

@@ -15,7 +15,8 @@ struct Candidate {
   bool improved = false;  ///< a division of its own, which no fixed policy names: `policy` is automatic
   Plan::Shares shares;
   std::size_t device_bytes = 0;
-  Simulation simulation;  ///< where it fits; given up where it is sure to be no faster than what was chosen
+  Simulation simulation;  ///< empty where the plan does not fit; given up where it is sure to be no faster than what
+                          ///< was chosen
 };
 
 struct Choice {

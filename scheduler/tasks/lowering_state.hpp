@@ -76,7 +76,7 @@ class BufferCycle {
 
 /// Shared by the parts of a lowering, each of which emits its tasks by way of it.
 struct LoweringState {
-  /// Both must outlive it.
+  /// Both `of_layout` and `of_plan` must outlive the object.
   LoweringState(const ParameterLayout& of_layout, const Plan& of_plan, TaskCount begin);
 
   /// The subgroups of a layer: [first, end).

@@ -1,7 +1,7 @@
 #pragma once
-// Which tasks are pending, which are ready, and who waits for whom. Plain bookkeeping without threads or
-// locks: the executor guards it, the simulator drives it in virtual time. It allocates only while more is in
-// flight than ever before.
+// Pending and ready tasks, and their dependencies on each other. Plain bookkeeping without threads or locks: the
+// executor guards it, the simulator drives it in virtual time. It allocates only while more is in flight than ever
+// before.
 #include <array>
 #include <cstdint>
 #include <span>

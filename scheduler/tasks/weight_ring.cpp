@@ -139,7 +139,7 @@ void WeightRing::gather_resident(int layer, TaskList& out) {
   weights.stale = false;
   weights.stale_readers.clear();
   weights.weight_writers = {gathered};
-  // Others read this rank's slice until then.
+  // Other ranks read this rank's slice until `gathered` is done.
   weights.uses.push_back(gathered);
 }
 
@@ -265,7 +265,7 @@ void WeightRing::end_update(int layer) {
   LayerWeights& weights = weights_of(layer);
   weights.stale = state_.plan.rank.count > 1 && state_.placement(layer).resident;
   if (weights.stale) append(weights.stale_readers, weights.uses);
-  weights.uses.clear();  // who reads from now on reads new weights
+  weights.uses.clear();  // uses from now on read new weights
   if (weights.buffer < 0) return;
   at(buffers_, weights.buffer).layer = -1;
   weights.buffer = -1;

@@ -16,7 +16,7 @@ class WeightRing {
   /// The state must outlive it.
   explicit WeightRing(LoweringState& state);
 
-  /// Where the caller is, and in which order the layers come from there.
+  /// Pass that the caller is in; it decides in which order layers come next.
   enum class Direction : std::uint8_t { none, forward, backward, evaluation };
   void begin_step();
   void enter(Direction direction) noexcept;

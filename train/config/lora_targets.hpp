@@ -12,7 +12,7 @@ namespace tandem {
 struct LoraTargets {
   bool all = false, none = false;
   std::vector<std::string> names;
-  std::regex pattern;  ///< where there are no names
+  std::regex pattern;  ///< used where there are no names
   /// Whether it targets the linear layer with this whole name.
   bool matches(const std::string& module) const;
 };

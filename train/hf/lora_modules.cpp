@@ -22,7 +22,7 @@ namespace {
 /// A module of a block that may have an adapter.
 struct Candidate {
   std::size_t block = 0;
-  std::string name;                 ///< as LoraModule has it
+  std::string name;                 ///< LoraModule::name
   std::vector<std::string> wholes;  ///< "model.layers.0.self_attn.q_proj"; of experts, the module of each
   std::int64_t least_side = 0;
   bool of_experts = false;

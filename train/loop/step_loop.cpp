@@ -204,7 +204,7 @@ int StepLoop::run() {
       train_step();
       checkpoints_->after_step();
     }
-    if (run_.eval_data && !record.evaluated()) evaluate();  // where there was no step to take
+    if (run_.eval_data && !record.evaluated()) evaluate();  // only where there was no step to take
     const bool complete = done() && (!run_.eval_data || record.evaluated());
     const int signal = complete ? 0 : stopped();
     finish(signal != 0);

@@ -13,7 +13,7 @@
 namespace tandem {
 namespace {
 
-/// Another number after each of the engine's tasks, those that the model fetches and releases layers by included.
+/// Number that changes with each of the engine's tasks, those that the model fetches and releases layers by included.
 std::uint64_t progress_of(const OffloadEngine& engine) {
   const LaneSeconds busy = engine.counters().busy;
   return std::bit_cast<std::uint64_t>(busy.compute + busy.host_to_device + busy.device_to_host + busy.device_update +

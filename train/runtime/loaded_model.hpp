@@ -29,7 +29,7 @@ struct EvalResult {
 struct EvaluatedBatch {
   std::int64_t first = 0, windows = 0;  ///< the first of its windows, and how many
   std::int64_t targets = 0;
-  HostBatch values;  ///< those of further sequences are of nothing; their losses are zero
+  HostBatch values;  ///< values of its windows; further sequences are empty, with losses of zero
 };
 
 /// Tokens of a sequence that follow the first `position` ones, which lie in a row of the cache.

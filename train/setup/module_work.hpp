@@ -15,7 +15,7 @@ namespace tandem {
 /// rotation of queries and keys as attention's.
 enum class ModuleKind : std::uint8_t {
   embedding,
-  norms,      ///< those of queries and keys and the one before the head among them
+  norms,      ///< norms of blocks, of queries and keys, and the one before the head
   qkv,        ///< projections to queries, keys and values
   attention,  ///< without its projections
   output,     ///< projection of attention's output

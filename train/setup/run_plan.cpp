@@ -29,8 +29,8 @@ struct ShapePlan {
   std::size_t activation_bytes = 0;
   OffloadOptions options{};
   Plan plan{};
-  std::vector<LayerSeconds> compute{};  ///< where rates are known
-  std::optional<Choice> choice{};       ///< where rates are known
+  std::vector<LayerSeconds> compute{};  ///< empty where rates are not known
+  std::optional<Choice> choice{};       ///< empty where rates are not known
   std::string why{};                    ///< this many micro-batches pass through a layer at once
 };
 
