@@ -15,10 +15,10 @@ from .model_facts import is_quantized
 from .refusal import Refusal
 from .settings import Settings
 
-_FORMATS = ("split", "bf16-moments", "8bit-moments")  # of optimizer state, each smaller than the one before
-_RANK = 16  # of adapters
+_FORMATS = ("split", "bf16-moments", "8bit-moments")  # formats of optimizer state, each smaller than the one before
+_RANK = 16  # rank of adapters
 _LENGTHS = (2048, 1024, 512, 256, 128)  # tokens of shorter rows
-# By model_type, the smallest first: built-in shapes and the models of the hub that have them.
+# Families by model_type, the smallest first: built-in shapes and the models of the hub that have them.
 _FAMILIES = {
     "gpt2": (("gpt2", "openai-community/gpt2"), ("gpt2-medium", "openai-community/gpt2-medium"), ("gpt2-large", "openai-community/gpt2-large")),
     "llama": (("llama3.2-1b", "meta-llama/Llama-3.2-1B-Instruct"), ("llama3.2-3b", "meta-llama/Llama-3.2-3B-Instruct"),
@@ -140,13 +140,13 @@ def _adapters(settings: Settings, model: Path, row_length: int) -> list[Change]:
     try:
         return _first({words: (dataclasses.replace(settings, lora_rank=rank, base=base), row_length) for words, base in changes.items()},
                       model, _rows(settings))
-    except Refusal:  # of a model none of whose linear layers has adapters
+    except Refusal:  # none of the model's linear layers has adapters
         return []
 
 
 def _models(settings: Settings, model: Path, row_length: int) -> list[Change]:
     """The largest model of the family that fits."""
-    if settings.adapter is not None:  # which belongs to this one
+    if settings.adapter is not None:  # the adapter belongs to this model
         return []
     family = _FAMILIES.get(json.loads((model / "config.json").read_bytes()).get("model_type", ""), ())
     for shape, name in reversed(family):

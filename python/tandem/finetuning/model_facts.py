@@ -1,4 +1,4 @@
-"""What is known of a model by its folder's files alone."""
+"""Facts that a folder's files alone tell of a model."""
 from __future__ import annotations
 
 import json

@@ -51,7 +51,7 @@ class Settings:
     offline: bool
     split: str
     # Defaults below are of runs that were begun before there were these.
-    lora_rank: int | None = None  # of adapters, which are trained in the place of the model; None: none, or the rank of `adapter`
+    lora_rank: int | None = None  # rank of adapters, trained in the model's place; None: none, or `adapter`'s
     lora_alpha: float | None = None  # None: twice the rank
     lora_targets: str | None = None  # names with commas between them, or a regular expression; None: all linear layers of blocks
     lora_dropout: float | None = None  # share; None: 0

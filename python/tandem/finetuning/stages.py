@@ -29,7 +29,7 @@ def say(text: str) -> None:
 
 
 class Choices(NamedTuple):
-    """What model and first records decide, before anything is written."""
+    """Choices by model and first records, before anything is written."""
 
     engine: str  # "native" or "torch"
     why: str

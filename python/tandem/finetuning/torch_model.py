@@ -85,7 +85,7 @@ class TorchModel:
 
     @property
     def place(self) -> torch.device:
-        """Where it computes."""
+        """Device on which it computes."""
         return torch.device(next(self.module.parameters()).device)
 
     def sees_what_follows(self) -> bool:

@@ -82,7 +82,7 @@ class Training:
         self._model: TorchModel | None = None
         self._apart = True  # whether a row may hold several documents
         self._resumed: int | None = None
-        self._seconds: list[tuple[float, int]] = []  # of this call's steps, with their targets
+        self._seconds: list[tuple[float, int]] = []  # seconds of this call's steps, with their targets
         self._saved: int | None = None
         self._stop = StopSignals()
         self.state = Progress()
