@@ -1,4 +1,4 @@
-// What becomes of a group in which something goes wrong: nobody waits for ever, and everybody is told the same.
+// Failures in a group: no rank waits for ever, and all ranks are told the same error.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -56,7 +56,7 @@ struct Caller {
   MemoryBlock block, to;
 };
 
-/// That every call of every rank throws an error with this text from now on.
+/// Checks that every call of every rank throws an error with this text from now on.
 template <class Kind>
 void expect_ended(testing::Ranks& ranks, const std::string& text) {
   for (int rank = 0; rank < ranks.count(); ++rank) {
@@ -89,7 +89,7 @@ TEST_F(GroupFailure, OfOneRankWakesAll) {
   expect_ended<DeviceError>(ranks, "rank 4 failed: cuda:0: device lost");
 }
 
-/// Who waits also looks from time to time, so that all the rest would be told, but late.
+/// A waiting rank also looks from time to time, so that all the rest would be told, but late.
 TEST_F(GroupFailure, WakesAtOnce) {
   auto quickest = std::chrono::steady_clock::duration::max();
   for (int i = 0; i < 5; ++i) {
@@ -231,8 +231,8 @@ TEST_F(GroupFailure, IsNotARankThatComesWhileOthersCome) {
 
 struct Disagreement {
   std::string name;
-  std::function<void(Caller&)> call;        ///< of ranks 0 and 2
-  std::function<void(Caller&)> other_call;  ///< of rank 1
+  std::function<void(Caller&)> call;        ///< call of ranks 0 and 2
+  std::function<void(Caller&)> other_call;  ///< call of rank 1
   std::string says;
 };
 
@@ -332,7 +332,7 @@ TEST_F(GroupFailure, AtAnyTimeLeavesNobodyReading) {
         for (;;) ranks.group(rank).all_gather(static_cast<std::byte*>(block.data()), parts, ranks.stream(rank));
       } catch (const DeviceError&) {
         talker.join();
-        // Its own work is its own affair; a copy of memory that is gone would fail it.
+        // The rank waits for its own work, whose copies would fail on memory that is gone.
         ranks.device(rank).synchronize(ranks.stream(rank));
       }
     });

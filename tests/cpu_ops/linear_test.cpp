@@ -267,7 +267,7 @@ TEST_P(HeadLossTest, AGradientOfTheWeightInSlicesHasTheSameBits) {
   }
 }
 
-// Of a table that is the embedding's too. More tokens than the vocabulary has, and fewer.
+// Gradient of a weight that is the embedding table too, with more tokens than the vocabulary has, and with fewer.
 TEST_P(HeadLossTest, RowsOfTokensAreThoseOfTheWeightBeforeTheyAreRounded) {
   Random random(5);
   const Tensor x = random.tensor(dtype_, {rows_, channels_}),

@@ -192,7 +192,7 @@ void AdaptersOf::expect_gradients_of_the_sum(const ModelConfig& config) {
   const std::vector<AdapterModule> modules = adapter_modules(config);
   for (std::int64_t block = 0; block < config.layers; ++block) {
     const std::string in_block = "block." + std::to_string(block) + ".";
-    std::map<std::string, std::vector<float>> of_a;  // of layers that share A, the sum
+    std::map<std::string, std::vector<float>> of_a;  // gradients of A, each summed over the layers that share it
     for (const LinearLayer& of : linear_layers(config)) {
       const std::string name = weight_name(block, of);
       const std::vector<float> dsum = expected->parameters().gradient(expected->parameters().layout().parameter(name));
@@ -224,7 +224,7 @@ TEST_P(AdaptersOf, AnotherRankOfABlockIsPaddingOfZeros) {
   ModelConfig wide = narrow;
   for (LoraModule& module : wide.lora->modules.at(0)) {
     module.rank = rank + 2;
-    module.alpha = alpha * (rank + 2) / rank;  // the same scale
+    module.alpha = alpha * (rank + 2) / rank;  // alpha for the same scale
   }
   Rig expected(narrow, shape), ours(wide, shape);
   load(expected);

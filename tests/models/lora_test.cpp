@@ -13,7 +13,7 @@
 namespace tandem::testing {
 namespace {
 
-constexpr double lora_bar = 1e-5, step_bar = 1e-4;  // as of whole models
+constexpr double lora_bar = 1e-5, step_bar = 1e-4;  // bounds for whole models
 
 /// A base with the adapter that PEFT made for it. `name`: that of the base, or with a dot and a word behind it.
 struct Adapted {

@@ -95,7 +95,7 @@ def randomize(model, generator):
 
 
 def check_names(model, tensors):
-    """That these are the tensors of PEFT's file."""
+    """Checks that PEFT's file has tensors with these names."""
     with tempfile.TemporaryDirectory() as folder:
         model.save_pretrained(folder)
         written = load_file(pathlib.Path(folder) / "adapter_model.safetensors")

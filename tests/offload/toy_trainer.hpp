@@ -28,8 +28,8 @@ struct ToyOptions {
   HostDeviceOptions device;
   MakeToyDevice make_device = make_toy_device;
   int layers = 4;
-  std::int64_t width = 3000;           ///< of the plain layers: padding and odd sizes everywhere
-  DType gradient = DType::f32;         ///< of the plain layers' largest parameter
+  std::int64_t width = 3000;           ///< width of the plain layers: padding and odd sizes everywhere
+  DType gradient = DType::f32;         ///< type of the gradient of the plain layers' largest parameter
   DType matrices = DType::bf16;        ///< weights of that parameter
   DType vectors = DType::bf16;         ///< weights of biases and norms, and of the frozen ones in their layers
   WeightCode code = WeightCode::none;  ///< format of a frozen matrix that each plain layer then has, too
@@ -49,7 +49,7 @@ struct ToyOptions {
   double max_grad_norm = 1.0;
   std::uint64_t seed = 7;
   int nan_at_step = -1;  ///< a gradient of this step is not a number
-  int nan_layer = 1;     ///< ... in this layer
+  int nan_layer = 1;     ///< layer of that gradient
   bool evaluate_between = false;
   bool uneven = false;  ///< gradients of micro-batches are so apart that the order in which they add up is seen
   /// Parameters that have no gradient in a micro-batch of a step, by their layers and names; layers of which all have
@@ -120,7 +120,7 @@ inline float noise(std::uint64_t key, std::uint64_t counter) {
   return static_cast<float>(static_cast<double>(x >> 11) * 0x1.0p-52 - 1.0);
 }
 
-/// As its type asks for it: added to what is there, or written.
+/// Adds `value` to an fp32 gradient, or writes it as a bf16 one.
 inline void add_gradient(DType dtype, void* gradients, std::int64_t i, float value) {
   if (dtype == DType::bf16) {
     static_cast<bf16*>(gradients)[i] = numerics::round_to_bf16(value);
@@ -306,7 +306,7 @@ class ToyTrainer {
     });
   }
 
-  /// That of layer `l` to a gradient; none where it is empty.
+  /// Adds the part of layer `l` to a gradient; nothing where it is empty.
   void add_part(int l, int s, int local, TensorView w, TensorView g) {
     if (!g) return;
     const int micro = local * rank_.count + rank_.index;
@@ -346,7 +346,7 @@ inline ToyOptions toy(const std::string& policy) {
   return o;
 }
 
-/// The same with so large a share of the state that is on the host in a file instead: there is no more room for it.
+/// Options `o` with `share` of the state on the host in a file instead: the host has no more room for it.
 inline ToyOptions with_state_in_file(ToyOptions o, double share) {
   o.offload.subgroup_size = o.offload.subgroup_size.value_or(1024);
   o.offload.max_micro_batches = std::max(o.offload.max_micro_batches, o.micro_batches);
@@ -367,8 +367,8 @@ inline ToyOptions with_state_in_file(ToyOptions o, double share) {
 
 inline ToyResult train_toy(const ToyOptions& options) { return ToyTrainer(options).run(); }
 
-/// What such work comes to with everything on the device: trained once in a program for all work whose bits are the
-/// same. Of `work` it takes what bits depend on, and neither its policy nor faults.
+/// Result of such work with everything on the device, trained once in a program for all work whose bits are the same.
+/// Takes from `work` what bits depend on, and neither its policy nor faults.
 inline const ToyResult& reference_of(const ToyOptions& work) {
   using Key =
       std::tuple<int, int, bool, bool, bool, int, std::int64_t, double, std::uint64_t, StateFormat, std::uint64_t>;

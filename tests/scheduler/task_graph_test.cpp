@@ -1,4 +1,4 @@
-// Which tasks the graph calls ready, against a model that looks at every task each time.
+// Tasks that the graph calls ready, beside a model that looks at every task each time.
 #include "scheduler/tasks/task_graph.hpp"
 
 #include <gtest/gtest.h>

@@ -154,7 +154,7 @@ class Rows(unittest.TestCase):
 
 class Rate(unittest.TestCase):
     def test_it_is_that_of_the_program(self):
-        """By hand from docs/cli.md: warm-up in a line, then down to a tenth at the last step."""
+        """Rates by hand from docs/cli.md: warm-up in a line, then down to a tenth at the last step."""
         rates = {kind: [rate(kind, 1.0, step, 10, 2) for step in (1, 2, 6, 9, 10)] for kind in ("constant", "linear", "cosine", "wsd")}
         expected = {"constant": [0.5, 1, 1, 1, 1], "linear": [0.5, 1, 0.55, 0.2125, 0.1],
                     "cosine": [0.5, 1, 0.55, 0.1 + 0.45 * (1 + math.cos(math.pi * 7 / 8)), 0.1], "wsd": [0.5, 1, 1, 1, 0.1]}
@@ -167,7 +167,7 @@ class Rate(unittest.TestCase):
 class Loss(RunTest):
     """The first step against transformers' own model in fp32, document by document."""
 
-    NOISE = 0.12  # of the loss of a token, in bf16
+    NOISE = 0.12  # bound on the error of a token's loss, in bf16
 
     def reference(self, rows, apart=True):
         """Losses of all targets of rows, their mean, and the norm of its gradient."""

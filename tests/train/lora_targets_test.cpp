@@ -237,7 +237,7 @@ TEST(TrainedLayout, StoresFrozenMatricesOfBlocksInFewerBits) {
         << p->full_name;
   }
   config.base = std::nullopt;
-  model.stored_code = WeightCode::nf4;  // as its files have it
+  model.stored_code = WeightCode::nf4;  // format of the model's files
   EXPECT_EQ(base_format(trained_layout(config, model)), WeightCode::nf4);
   config.freeze = "norm";
   EXPECT_EQ(base_format(trained_layout(config, model)), WeightCode::none);

@@ -1,4 +1,5 @@
-"""What the tests of `tandem finetune` share: a random Llama with a tokenizer, chats about small sums, and calls of the command.
+"""Parts that the tests of `tandem finetune` share: a random Llama with a tokenizer, chats about small sums, and calls
+of the command.
 
 The scripts that use it run under a Python with the packages of ../prepare/requirements.txt; their arguments are the built program
 and the folder of the package in the build tree."""

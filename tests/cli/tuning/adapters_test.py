@@ -141,7 +141,7 @@ class Peft(AdapterTest):
                 self.assertAlmostEqual(after[at], before[at] + added, delta=1e-5)
 
     def check_experts(self, merged):
-        """The same of one expert in each of two layers."""
+        """Checks the merged weights of one expert in each of two layers."""
         base, _ = read_safetensors(FIXTURES / "olmoe.safetensors")
         adapter, _ = read_safetensors(FIXTURES / "lora" / "olmoe.safetensors")
         experts, expert = 7, 2
@@ -236,7 +236,7 @@ class Peft(AdapterTest):
                 self.refused(self.run_program("eval", "--model", base, "--adapter", adapter, *data), 2, *words)
 
     def test_a_base_that_is_an_adapter(self):
-        """Of two adapters one would be left out, and one that names itself never ends."""
+        """One of two adapters would be left out, and one that names itself never ends."""
         base = self.base()
         data, _ = self.stream()
         first = self.adapter(base_model_name_or_path=str(base))

@@ -192,7 +192,7 @@ class FrozenParts(ProgramTest):
         content = bytearray(file.read_bytes())
         (length,) = struct.unpack("<Q", content[:8])
         at = 8 + length + json.loads(content[8:8 + length])[name]["data_offsets"][0]
-        content[at + 3] ^= 1  # of the first value, the sign's neighbour
+        content[at + 3] ^= 1  # the bit beside the sign of the first value
         file.write_bytes(content)
         more = ["train", "--resume", run, "--steps", "5"]
         for command in (more, ["eval", "--model", run, "--data", self.text, "--seq-len", "32"],

@@ -110,7 +110,7 @@ class Preferences(ProgramTest):
             self.assertEqual(self.summary(out)[key], self.summary(whole)[key], key)
         self.refused(self.dpo(out, *more, "--steps", "9", "--resume", "--dpo-reference", "before"), 4, "--dpo-reference before", "is missing",
                      "--dpo-reference step")
-        # What was computed beforehand may be computed by the steps that are left.
+        # Reference values computed beforehand may be computed by the steps that are left.
         self.succeed(self.dpo(out, *more, "--steps", "10", "--resume"))
         self.succeed(self.dpo(whole, *more, "--steps", "10", "--resume", "--dpo-reference", "step"))
         self.assertEqual(self.summary(out)["state_digest"], self.summary(whole)["state_digest"])

@@ -158,7 +158,7 @@ TEST(RendezvousStart, NeedsASecret) {
 
 TEST(RendezvousStart, NamesAnAddressThatIsNotThere) {
   RendezvousOptions host = testing::options_for(0, 2);
-  host.host = "192.0.2.1";  // of the block for documentation: nobody's
+  host.host = "192.0.2.1";  // address of the block reserved for documentation: no machine has it
   EXPECT_THAT(message_of(testing::join(host).error),
               AllOf(HasSubstr("rank 0 cannot listen at 192.0.2.1:0"), HasSubstr("requested address")));
   RendezvousOptions member = testing::options_for(1, 2);

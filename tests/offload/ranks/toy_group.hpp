@@ -12,7 +12,7 @@
 
 namespace tandem::testing {
 
-/// What each rank threw; null where it came to its end.
+/// Exception of each rank; null where it came to its end.
 using Failures = std::vector<std::exception_ptr>;
 
 /// Runs `body(trainer, rank)` in a thread for each of so many ranks. `options` gives each what it is made of.
@@ -58,7 +58,7 @@ inline ToyOptions share_of(ToyOptions o, int ranks) {
   return o;
 }
 
-/// The same with so large a share of what of the state is on the host of each rank in files instead.
+/// Options `o` with `share` of the state on each rank's host in a file instead.
 inline ToyOptions with_state_in_files(ToyOptions o, int ranks, double share) {
   ToyOptions of_rank = o;
   of_rank.micro_batches = std::max(1, o.micro_batches / ranks);
@@ -76,7 +76,7 @@ inline void with_toy_group(const ToyOptions& o, int ranks, const std::function<v
       ranks, [of_rank = share_of(o, ranks)](int) { return of_rank; }, body));
 }
 
-/// As one rank would train all micro-batches of `o`, in their order.
+/// Trains with `ranks` ranks, all micro-batches of `o` in their order; returns each rank's result.
 inline std::vector<ToyResult> train_toy_group(const ToyOptions& o, int ranks) {
   std::vector<ToyResult> results(static_cast<std::size_t>(ranks));
   with_toy_group(o, ranks, [&](ToyTrainer& t, int rank) { results[static_cast<std::size_t>(rank)] = t.run(); });
