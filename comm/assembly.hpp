@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "comm/wire.hpp"
+#include "core/base/reminder.hpp"
 
 namespace tandem {
 
@@ -29,6 +30,7 @@ std::string difference_of(const std::vector<std::vector<Fact>>& facts);
 /// Seconds that ranks are waited for.
 struct AssemblyLimits {
   double join_seconds = 300.0;   ///< until all ranks are there
+  double silent_seconds = 3.0;   ///< until those that are there are told for whom they wait
   double stall_seconds = 300.0;  ///< until a meeting, without anybody coming to it
 };
 
@@ -48,7 +50,8 @@ class Assembly {
   void take(int rank, const Message& message, double now);
   /// The rank is gone without having left.
   void lose(int rank, const std::string& why);
-  /// Ends a group of which something has been waited for too long. To be called a few times a second.
+  /// Ends a group of which something has been waited for too long, and tells ranks that are there for whom they wait.
+  /// To be called a few times a second.
   /// `refused`: connections with a wrong secret so far.
   void look(double now, int refused);
 
@@ -74,12 +77,14 @@ class Assembly {
   void take_facts(int rank, const Message& message);
   void take_call(int rank, const Message& message, double now);
   void complete(Meeting& meeting, std::uint32_t number);
+  void look_for_ranks(double now, int refused);
   void end(Ending ending, const std::string& reason);
   void tell_all(const Message& message);
 
   const AssemblyLimits limits_;
   const double began_;
   const Send send_;
+  Reminder reminder_;
   std::vector<Member> members_;
   std::vector<Meeting> meetings_;
   bool started_ = false;

@@ -78,6 +78,8 @@ class Rendezvous::Impl {
   void begin_as_host();
   void begin_as_member();
   void say_now(const Message& message);
+  void notice(const std::string& line);
+  void deliver(const Message& message);
   // Rank 0's side.
   void enter(int rank, int count, const std::shared_ptr<Link>& link);
   void take(int rank, const Message& message);
@@ -160,8 +162,9 @@ void Rendezvous::Impl::begin_as_host() {
     address_ = door_->address();
     from = fmt::format("{}:{}", options_.host, door_->port());
     if (options_.listening) options_.listening(door_->port());
-    door_->open(options_.secret,
-                [this](int rank, int ranks, const std::shared_ptr<Link>& link) { enter(rank, ranks, link); });
+    door_->open(
+        options_.secret, [this](int rank, int ranks, const std::shared_ptr<Link>& link) { enter(rank, ranks, link); },
+        options_.warning);
   }
   assembly_->enter(0, count, from);
   say(message_of(options_.facts));
@@ -174,7 +177,9 @@ void Rendezvous::Impl::begin_as_member() {
                    .host = options_.host,
                    .port = options_.port,
                    .secret = options_.secret,
-                   .seconds = options_.limits.join_seconds},
+                   .seconds = options_.limits.join_seconds,
+                   .silent_seconds = options_.limits.silent_seconds,
+                   .notice = [this](const std::string& line) { notice(line); }},
       [this](std::shared_ptr<Link> link, std::exception_ptr error) { arrived(std::move(link), std::move(error)); });
 }
 
@@ -185,6 +190,16 @@ void Rendezvous::Impl::say(Message message) {
 void Rendezvous::Impl::say_now(const Message& message) {
   if (is_host()) return take(0, message);
   if (links_[0]) links_[0]->send(message);
+}
+
+void Rendezvous::Impl::notice(const std::string& line) {
+  if (options_.notice) options_.notice(fmt::format("rank {}: {}", options_.rank.index, line));
+}
+
+/// A message of rank 0 to this rank.
+void Rendezvous::Impl::deliver(const Message& message) {
+  if (message.kind != MessageKind::waiting) return mailbox_.deliver(message);
+  if (!message.fields.empty()) notice(message.fields[0]);
 }
 
 // -- rank 0 -------------------------------------------------------------------------------------------
@@ -212,7 +227,7 @@ void Rendezvous::Impl::take(int rank, const Message& message) {
 }
 
 void Rendezvous::Impl::tell(int rank, const Message& message) {
-  if (rank == 0) return mailbox_.deliver(message);
+  if (rank == 0) return deliver(message);
   if (const auto& link = links_[static_cast<std::size_t>(rank)]) link->send(message);
 }
 
@@ -249,7 +264,7 @@ void Rendezvous::Impl::arrived(std::shared_ptr<Link> link, std::exception_ptr er
 
 void Rendezvous::Impl::hear(const Message& message) {
   if (message.kind == MessageKind::leave) host_has_left_ = true;
-  mailbox_.deliver(message);
+  deliver(message);
 }
 
 void Rendezvous::Impl::lose_host(const std::string& why) {
@@ -272,6 +287,7 @@ void Rendezvous::Impl::tick() {
   if (now - ticked_ > silence_ / 2) awake_since_ = now;  // the others' messages are still to be read
   ticked_ = now;
   if (assembly_) assembly_->look(trace_now(), door_ ? door_->refused() : 0);
+  if (visit_) visit_->look(trace_now());
   if (now - pinged_ >= silence_ / pings_in_silence) {
     pinged_ = now;
     for (const auto& link : links_) {

@@ -23,6 +23,10 @@ struct RendezvousOptions {
   AssemblyLimits limits;           ///< seconds until ranks are no longer waited for; rank 0's count
   double silence_seconds = 10.0;   ///< without a sign of life until a rank counts as lost; a fifth of it between two
   std::function<void(int port)> listening{};  ///< called on rank 0 before it waits for the others
+  /// Take lines until all are there, on a thread of the rendezvous: for whom this rank waits, where that takes longer
+  /// than limits.silent_seconds; and on rank 0 who was refused.
+  std::function<void(const std::string& line)> notice{};
+  std::function<void(const std::string& line)> warning{};
 };
 
 /// One rank's end. A thread of its own keeps the connection alive, and learns of the end of any rank whatever the
@@ -36,8 +40,9 @@ class Rendezvous {
 
   /// Blocks until all ranks are there and agree, at most for limits.join_seconds. From then on nothing listens. A group
   /// of one neither listens nor connects. Throws, on every rank that has come: UsageError where ranks have one number,
-  /// another number of ranks, other facts or another secret; DeviceError where an address cannot be had or reached, or
-  /// a rank has not come (all are named); PeerError where one is lost meanwhile.
+  /// another number of ranks, other facts, another secret, or an address that is not one of rank 0's machine;
+  /// DeviceError where an address cannot be had or reached, or a rank has not come (all are named); PeerError where one
+  /// is lost meanwhile.
   explicit Rendezvous(RendezvousOptions options);
   /// Leaves.
   ~Rendezvous();

@@ -55,8 +55,9 @@ void PreparedRun::join() {
     return;
   }
   static_cast<void>(config_of_rank(config(), request.launch->rank.count));
+  log = std::make_unique<RankLog>();
   processes = std::make_unique<Processes>(*request.launch, facts_of(config()));
-  log = std::make_unique<RankLog>(processes->is_first());
+  if (!processes->is_first()) log->mute();
 }
 
 void PreparedRun::prepare() {

@@ -16,6 +16,7 @@
 
 #include "comm/door.hpp"
 #include "comm/proof.hpp"
+#include "core/base/version.hpp"
 #include "tests/comm/group_testing.hpp"
 #include "tests/comm/processes/launch.hpp"
 
@@ -150,13 +151,19 @@ std::string answer_of(tcp::socket& socket) {
 class AtTheDoor : public ::testing::Test {
  protected:
   AtTheDoor() {
-    door_.open("secret", [this](int rank, int, const std::shared_ptr<Link>& link) {
-      ranks_.push_back(rank);
-      link->close();
-    });
+    door_.open(
+        "secret",
+        [this](int rank, int, const std::shared_ptr<Link>& link) {
+          ranks_.push_back(rank);
+          link->close();
+        },
+        [this](const std::string& line) { lines_.push_back(line); });
     thread_ = std::thread([this] { context_.run(); });
   }
-  ~AtTheDoor() override {
+  ~AtTheDoor() override { end(); }
+  /// What the door has told is complete from then on.
+  void end() {
+    if (!thread_.joinable()) return;
     boost::asio::post(context_, [this] { door_.close(); });
     thread_.join();
   }
@@ -170,6 +177,7 @@ class AtTheDoor : public ::testing::Test {
   boost::asio::io_context own_;
   Door door_{context_, "127.0.0.1", 0};
   std::vector<int> ranks_;
+  std::vector<std::string> lines_;
   std::thread thread_;
 };
 
@@ -184,6 +192,25 @@ TEST_F(AtTheDoor, TheOldestGiveWayToNewcomers) {
   error_code error;
   sockets[1].read_some(boost::asio::buffer(&byte, 1), error);
   EXPECT_EQ(error, boost::asio::error::would_block);
+}
+
+/// Versions come as other processes say them: they must not break the line.
+TEST_F(AtTheDoor, AnotherVersionIsToldToBothOnce) {
+  for (const std::vector<std::string>& its : std::vector<std::vector<std::string>>{{"9.8.7\n"}, {}, {"9.8.7"}}) {
+    Message hello{.kind = MessageKind::hello, .number = 77, .fields = {std::string(wire_magic), random_nonce()}};
+    hello.fields.insert(hello.fields.end(), its.begin(), its.end());
+    tcp::socket socket = connected();
+    boost::asio::write(socket, boost::asio::buffer(encode(hello)));
+    socket.shutdown(tcp::socket::shutdown_send);
+    EXPECT_EQ(answer_of(socket), encode({.kind = MessageKind::refused,
+                                         .number = 1,
+                                         .fields = {std::to_string(wire_version), std::string(version)}}));
+  }
+  end();
+  ASSERT_EQ(lines_.size(), 1U);
+  EXPECT_THAT(lines_[0],
+              ::testing::HasSubstr("was refused: it is of version '9.8.7 ' with messages 77, and rank 0 of '" +
+                                   std::string(version) + "' with messages "));
 }
 
 TEST_F(AtTheDoor, AProofIsGoodForOneConnection) {
