@@ -10,6 +10,7 @@
 #include "cli/common/flags.hpp"
 #include "cli/common/launch_environment.hpp"
 #include "core/base/error.hpp"
+#include "core/device/device_name.hpp"
 #include "io/checkpoint.hpp"
 #include "models/config/config.hpp"
 #include "train/hf/model_names.hpp"
@@ -100,6 +101,18 @@ void require_its_own_adapter(const TrainConfig& config, const std::string& file_
                    "leave it out, or leave out --resume and give another --out");
 }
 
+/// A run of several devices goes on in several processes with one of their kind each, unless --device says otherwise.
+void take_a_device_each(TrainConfig& config, const LaunchFacts& launch) {
+  const std::vector<std::string> names = split_device_names(config.device);
+  if (names.size() == 1) return;
+  const char* const kind = parse_device_name(names.front()).kind == DeviceName::Kind::host ? "host" : "cuda";
+  if (launch.rank.index == 0) {
+    spdlog::info("--device {}: the run had --device {}, and goes on in {} processes, which take a device each", kind,
+                 config.device, launch.rank.count);
+  }
+  config.device = kind;
+}
+
 int train(const TrainFlags& flags, const ProgramContext& context) {
   TrainRequest request;
   request.resume = flags.resume->count() > 0;
@@ -113,6 +126,8 @@ int train(const TrainFlags& flags, const ProgramContext& context) {
   const std::string base = run.empty() ? "" : run + "/config.toml";
   request.config = flags.config.config(base);
   if (!run.empty() && flags.config.out().empty()) go_on_in(run, flags, request);
+  const bool has_devices_of_run = !base.empty() && !flags.config.config_file_given() && !flags.config.given("device");
+  if (request.launch && has_devices_of_run) take_a_device_each(request.config, *request.launch);
   if (request.resume && request.config.model.empty()) refuse_without_run(flags.resume_from, run);
   if (request.resume && !base.empty()) require_its_own_adapter(request.config, base);
   if (!base.empty() && !flags.config.config_file_given()) refuse_lost_paths(flags.config, request.config, base);
