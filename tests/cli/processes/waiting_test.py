@@ -117,83 +117,95 @@ class ALauncherThatIsKilled(WaitingTest):
             signal.pidfd_send_signal(ranks[1], signal.SIGSTOP)
             self.says(launcher, "[0] tandem: info: rank 0: waiting for rank 1 of 2")
             launcher.kill()
+            self.soon_ends(ranks[0])
             signal.pidfd_send_signal(ranks[1], signal.SIGCONT)
-            for rank in ranks:
-                self.assertTrue(select.select([rank], [], [], 5.0)[0], "a rank outlives its launcher")
+            self.soon_ends(ranks[1])
         finally:
             for rank in ranks:
-                os.close(rank)
+                self.end_for_sure(rank)
+
+    def soon_ends(self, process):
+        self.assertTrue(select.select([process], [], [], 5.0)[0], "a rank outlives its launcher")
+
+    def end_for_sure(self, process):
+        try:
+            signal.pidfd_send_signal(process, signal.SIGKILL)
+        except ProcessLookupError:  # it has ended
+            pass
+        os.close(process)
 
 
-def listening_ports(processes):
-    """Ports at which processes listen, as another user of the machine would find them, and more."""
+def sockets_of(processes):
+    """Numbers of the sockets that processes have open."""
     sockets = set()
     for process in processes:
         for entry in pathlib.Path(f"/proc/{process}/fd").iterdir():
             try:
-                sockets.add(os.readlink(entry))
+                sockets.add(os.readlink(entry).removeprefix("socket:[").removesuffix("]"))
             except OSError:
                 pass
-    ports = set()
-    for line in pathlib.Path("/proc/net/tcp").read_text().splitlines()[1:]:
-        columns = line.split()
-        if columns[3] == "0A" and f"socket:[{columns[9]}]" in sockets:
-            ports.add(int(columns[1].split(":")[1], 16))
-    return ports
+    return sockets
 
 
 class Stranger:
-    """Connects to each port that a launch opens, as soon as it is there, and holds on; half of the time with garbage."""
+    """Connects to each port that the ranks of a launch open, as soon as it is there, and holds on: to every second one of those
+    that are Gloo's it sends garbage."""
 
     def __init__(self, launcher, ranks, most):
         self.launcher, self.ranks, self.most = launcher, ranks, most
-        self.ports, self.held = set(), []
+        self.seen, self.held, self.gloos = set(), [], 0
         self.thread = threading.Thread(target=self.run)
         self.thread.start()
 
     def run(self):
-        while self.launcher.poll() is None and len(self.held) < self.most:
+        while self.launcher.poll() is None and self.gloos < self.most:
+            table = [line.split() for line in pathlib.Path("/proc/net/tcp").read_text().splitlines()[1:]]
+            found = {line[9]: int(line[1].split(":")[1], 16) for line in table if line[3] == "0A" and line[9] not in self.seen}
+            self.seen.update(found)
             try:
-                found = listening_ports(self.ranks) - self.ports
+                own = sockets_of(self.ranks) if found else set()
             except OSError:  # they have ended
                 return
-            for port in found:
-                self.ports.add(port)
-                self.connect(port)
+            for number in own.intersection(found):
+                self.connect(found[number])
 
     def connect(self, port):
         try:
-            held = socket.create_connection(("127.0.0.1", port), timeout=1.0)
-            if len(self.held) % 2 == 1:
-                held.sendall(b"\xa5" * 500)
-            self.held.append(held)
+            connection = socket.create_connection(("127.0.0.1", port), timeout=1.0)
+            self.held.append(connection)
+            if len(self.held) == 1:  # the port where ranks meet: it comes first
+                return
+            if self.gloos % 2 == 0:
+                connection.sendall(b"\xa5" * 500)
+            self.gloos += 1
         except OSError:
             pass
 
     def end(self):
         self.thread.join()
-        for held in self.held:
-            held.close()
+        for connection in self.held:
+            connection.close()
 
 
 class Strangers(WaitingTest):
     def test_who_hold_the_ports_of_a_launch(self):
         flags = ["--steps", "2"]
         digest = self.summary(self.train_in(1, *flags))["state_digest"]
-        held = 0
-        for _ in range(4):
+        taken = 0
+        for _ in range(10):
             out = self.new_out()
             launcher = self.begin("launch", "--processes", "2", "--", *self.command(*flags), "--out", out)
-            stranger = Stranger(launcher, self.children_of(launcher, 2), 3)
+            stranger = Stranger(launcher, self.children_of(launcher, 2), 2)
             try:
                 self.ends(launcher, 0)
             finally:
                 stranger.end()
             self.assertEqual(self.summary(out)["state_digest"], digest)
-            held += len(stranger.held)
-            if held >= 4:
-                break
-        self.assertGreater(held, 0, "no stranger was in time")
+            taken += stranger.gloos
+            if taken >= 2:
+                return
+        if taken == 0:
+            self.skipTest("on this machine now, ranks were connected before a stranger found a port of Gloo's")
 
 
 if __name__ == "__main__":
