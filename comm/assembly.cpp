@@ -86,12 +86,12 @@ bool Assembly::enter(int rank, int count, const std::string& from) {
   return false;
 }
 
-void Assembly::take(int rank, const Message& message, double now) {
+void Assembly::take(int rank, const Message& message, double now, std::optional<int> receiver) {
   switch (message.kind) {
     case MessageKind::facts:
       return take_facts(rank, message);
     case MessageKind::call:
-      return take_call(rank, message, now);
+      return take_call(rank, message, now, receiver);
     case MessageKind::ping:
       return;
     case MessageKind::failed:
@@ -120,7 +120,7 @@ void Assembly::take_facts(int rank, const Message& message) {
   tell_all({.kind = MessageKind::start});
 }
 
-void Assembly::take_call(int rank, const Message& message, double now) {
+void Assembly::take_call(int rank, const Message& message, double now, std::optional<int> receiver) {
   if (ended_) return;
   if (message.number >= meetings_.size() || message.fields.size() != 2 || message.fields[1].size() > value_limit) {
     return lose(rank, "it sent a message that is out of place");
@@ -130,6 +130,7 @@ void Assembly::take_call(int rank, const Message& message, double now) {
   if (call || !started_) return lose(rank, "it sent a message that is out of place");
   call = message.fields;
   meeting.since = now;
+  if (rank == 0) meeting.receiver = receiver;
   if (++meeting.arrived == members_.size()) complete(meeting, message.number);
 }
 
@@ -144,8 +145,16 @@ void Assembly::complete(Meeting& meeting, std::uint32_t number) {
     meeting.calls[rank].reset();
   }
   meeting.arrived = 0;
-  if (differing.empty()) return tell_all(met);
-  end(Ending::misuse, fmt::format("ranks of a group differ in what they call: rank 0 calls {}{}", first, differing));
+  if (!differing.empty()) {
+    return end(Ending::misuse,
+               fmt::format("ranks of a group differ in what they call: rank 0 calls {}{}", first, differing));
+  }
+  if (!meeting.receiver) return tell_all(met);
+  tell(*meeting.receiver, met);
+  met.fields.assign(met.fields.size(), "");
+  for (int rank = 0; rank < count(); ++rank) {
+    if (rank != *meeting.receiver) tell(rank, met);
+  }
 }
 
 void Assembly::lose(int rank, const std::string& why) {
@@ -185,9 +194,11 @@ void Assembly::end(Ending ending, const std::string& reason) {
 }
 
 void Assembly::tell_all(const Message& message) {
-  for (int rank = 0; rank < count(); ++rank) {
-    if (!member(rank).left) send_(rank, message);
-  }
+  for (int rank = 0; rank < count(); ++rank) tell(rank, message);
+}
+
+void Assembly::tell(int rank, const Message& message) {
+  if (!member(rank).left) send_(rank, message);
 }
 
 }  // namespace tandem

@@ -68,8 +68,8 @@ class Rendezvous::Impl {
   Rank rank() const noexcept { return options_.rank; }
   const std::string& address() const noexcept { return address_; }
   Mailbox& mailbox() noexcept { return mailbox_; }
-  /// Sends a message of this rank to rank 0.
-  void say(Message message);
+  /// Sends a message of this rank to rank 0; `receiver`: of the values of the meeting to which it comes.
+  void say(Message message, Receiver receiver = {});
   void leave() noexcept;
 
  private:
@@ -77,10 +77,10 @@ class Rendezvous::Impl {
   void serve() noexcept;
   void begin_as_host();
   void begin_as_member();
-  void say_now(const Message& message);
+  void say_now(const Message& message, Receiver receiver = {});
   // Rank 0's side.
   void enter(int rank, int count, const std::shared_ptr<Link>& link);
-  void take(int rank, const Message& message);
+  void take(int rank, const Message& message, Receiver receiver = {});
   void tell(int rank, const Message& message);
   void lose_silent_ranks();
   // The side of the other ranks.
@@ -178,12 +178,13 @@ void Rendezvous::Impl::begin_as_member() {
       [this](std::shared_ptr<Link> link, std::exception_ptr error) { arrived(std::move(link), std::move(error)); });
 }
 
-void Rendezvous::Impl::say(Message message) {
-  asio::post(context_, [this, message = std::move(message)] { say_now(message); });
+void Rendezvous::Impl::say(Message message, Receiver receiver) {
+  asio::post(context_, [this, message = std::move(message), receiver] { say_now(message, receiver); });
 }
 
-void Rendezvous::Impl::say_now(const Message& message) {
-  if (is_host()) return take(0, message);
+// All ranks name one receiver: rank 0, which hands the values out, goes by its own word.
+void Rendezvous::Impl::say_now(const Message& message, Receiver receiver) {
+  if (is_host()) return take(0, message, receiver);
   if (links_[0]) links_[0]->send(message);
 }
 
@@ -206,8 +207,8 @@ void Rendezvous::Impl::enter(int rank, int count, const std::shared_ptr<Link>& l
                member_limit(1));
 }
 
-void Rendezvous::Impl::take(int rank, const Message& message) {
-  assembly_->take(rank, message, trace_now());
+void Rendezvous::Impl::take(int rank, const Message& message, Receiver receiver) {
+  assembly_->take(rank, message, trace_now(), receiver);
   if (assembly_->started() && door_) door_->close();
 }
 
@@ -344,13 +345,18 @@ Rank Rendezvous::rank() const noexcept { return impl_->rank(); }
 
 const std::string& Rendezvous::address() const noexcept { return impl_->address(); }
 
-std::vector<std::string> Rendezvous::meet(std::size_t meeting, const std::string& call, std::string value) {
+std::vector<std::string> Rendezvous::meet(std::size_t meeting, const std::string& call, std::string value,
+                                          Receiver receiver) {
   if (value.size() > value_limit) {
     throw MisuseError(fmt::format("a rank brings {} bytes to a meeting, which takes {}", value.size(), value_limit));
   }
+  if (receiver && (*receiver < 0 || *receiver >= rank().count)) {
+    throw MisuseError(fmt::format("there is no rank {} of {} to get values", *receiver, rank().count));
+  }
   impl_->mailbox().begin(meeting, call.substr(0, call.find(' ')));
   impl_->say(
-      {.kind = MessageKind::call, .number = static_cast<std::uint32_t>(meeting), .fields = {call, std::move(value)}});
+      {.kind = MessageKind::call, .number = static_cast<std::uint32_t>(meeting), .fields = {call, std::move(value)}},
+      receiver);
   return impl_->mailbox().wait_for(meeting);
 }
 

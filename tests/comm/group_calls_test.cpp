@@ -128,6 +128,24 @@ TEST_P(GroupOf, BroadcastsFromEveryRoot) {
   EXPECT_THAT(errors, Each(nullptr));
 }
 
+TEST_P(GroupOf, SendsFromAnyRankToAnyOtherAndToNoneBesides) {
+  TANDEM_RANKS_OR_SKIP(ranks, GetParam());
+  const int count = ranks.count();
+  const auto errors = ranks.run([&](int rank) {
+    for (int pair = 0; pair < count * count; ++pair) {
+      const int from = pair / count, to = pair % count;
+      for (const std::size_t bytes : {0U, 1U, 22U, 55U, 100003U}) {
+        const Channel channel = bytes % 2 == 0 ? Channel::engine : Channel::save;
+        std::vector<std::byte> values = values_of(rank, pair, bytes);
+        ranks.group(rank).send(channel, from, to, values);
+        EXPECT_EQ(values, values_of(rank == to ? from : rank, pair, bytes))
+            << from << " to " << to << ", rank " << rank;
+      }
+    }
+  });
+  EXPECT_THAT(errors, Each(nullptr));
+}
+
 TEST_P(GroupOf, KnowsItsRanks) {
   TANDEM_RANKS_OR_SKIP(ranks, GetParam());
   for (int rank = 0; rank < ranks.count(); ++rank) EXPECT_EQ(ranks.group(rank).rank(), (Rank{rank, ranks.count()}));
