@@ -327,6 +327,21 @@ TEST(Profile, FewerUpdateThreadsAreAsFastAsTheyWereMeasured) {
   EXPECT_EQ(with_update_threads(p, 8).cpu_update_cores.value, 8.0);
 }
 
+TEST(Profile, DevicesMadeOfTheCpuShareItsCoresOnceTheyAreMoreThanThese) {
+  MachineProfile p = testing::desktop();
+  p.device_kind = "host";
+  p.device_threads.value = 8.0;
+  ASSERT_EQ(p.cores.value, 16.0);
+  EXPECT_EQ(shared_by(p, 2).matmul.value, p.matmul.value) << "16 threads on 16 cores";
+  EXPECT_DOUBLE_EQ(shared_by(p, 3).device_update.value, p.device_update.value / 1.5);
+  EXPECT_DOUBLE_EQ(shared_by(p, 4).matmul.value, p.matmul.value / 2.0);
+  EXPECT_EQ(shared_by(p, 4).devices.value, 4.0);
+  p.device_threads.value = 0.0;  // not said
+  EXPECT_DOUBLE_EQ(shared_by(p, 2).matmul.value, p.matmul.value / 2.0);
+  p.device_kind = "cuda";
+  EXPECT_EQ(shared_by(p, 4).matmul.value, p.matmul.value) << "each has its own";
+}
+
 TEST(Profile, DifferenceNamesWhatDiffers) {
   MachineProfile a = testing::desktop();
   MachineProfile b = a;
