@@ -121,7 +121,10 @@ TEST(Strangers, DoNoHarmBeforeDuringAndAfterTheStart) {
     strangers->idle(200);
     strangers->send(4000);
     while_bytes = resident_bytes();
-    during = std::thread([&] { strangers->send(4000); });
+    during = std::thread([&] {
+      strangers->idle(200);
+      strangers->send(4000);
+    });
   });
   during.join();
   for (const Joined& each : ranks) ASSERT_EQ(message_of(each.error), "");
@@ -136,6 +139,57 @@ TEST(Strangers, DoNoHarmBeforeDuringAndAfterTheStart) {
   for (std::thread& thread : threads) thread.join();
   if (!keeps_what_is_freed) {
     EXPECT_LT(while_bytes, before_bytes + (std::size_t{16} << 20));
+  }
+}
+
+/// Text of the error that rank 0 gets where the other rank, which knows the secret, sends these bytes once it is
+/// welcome.
+std::string told_after(const std::string& bytes) {
+  std::thread other;
+  const std::string nonce = random_nonce();
+  const auto join_and_send = [&](int port) {
+    boost::asio::io_context context;
+    tcp::socket socket(context);
+    socket.connect({boost::asio::ip::address_v4::loopback(), static_cast<unsigned short>(port)});
+    const auto say = [&](const Message& message) { boost::asio::write(socket, boost::asio::buffer(encode(message))); };
+    const auto hear = [&](std::size_t field_bytes) {
+      std::string answer(length_bytes + 9 + 4 + field_bytes, '\0');
+      boost::asio::read(socket, boost::asio::buffer(answer));
+      return decode(answer.substr(length_bytes)).value().fields.at(0);
+    };
+    say({.kind = MessageKind::hello, .number = wire_version, .fields = {std::string(wire_magic), nonce}});
+    const Nonces nonces{hear(nonce_bytes), nonce};
+    const std::string proof = proof_of(testing::options_for(1, 2).secret, nonces, 1, 2);
+    say({.kind = MessageKind::proof, .number = 1, .fields = {"2", proof}});
+    hear(proof_bytes);
+    error_code ignored;  // rank 0 may close before all is sent
+    boost::asio::write(socket, boost::asio::buffer(bytes), ignored);
+    socket.shutdown(tcp::socket::shutdown_send, ignored);
+    std::string rest;
+    boost::asio::read(socket, boost::asio::dynamic_buffer(rest), ignored);
+  };
+  const auto ranks = testing::launch(2, {}, {}, [&](int port) { other = std::thread(join_and_send, port); });
+  std::exception_ptr error = ranks[0].error;
+  try {  // all ranks were there for a moment
+    if (!error) ranks[0].rendezvous->meet(0, "values", "");
+  } catch (...) {
+    error = std::current_exception();
+  }
+  other.join();
+  return message_of(error);
+}
+
+TEST(ARankWithTheSecret, IsNamedWhereItSendsNoMessages) {
+  const std::string facts = encode({.kind = MessageKind::facts, .fields = {"version", "0.1.0", "model", "tiny"}});
+  const std::string noise(200, '\x7F');
+  const std::size_t before = resident_bytes();
+  for (const std::string& bytes :
+       {std::string("\xFF\xFF\xFF\xFF", 4) + noise, facts + noise, facts.substr(0, facts.size() / 2), std::string(),
+        encode({.kind = MessageKind::call, .fields = {"values", ""}}), facts + facts}) {
+    EXPECT_THAT(told_after(bytes), ::testing::MatchesRegex("rank 1 at 127\\.0\\.0\\.1:[0-9]+ is lost: .*"));
+  }
+  if (!keeps_what_is_freed) {
+    EXPECT_LT(resident_bytes(), before + (std::size_t{16} << 20));
   }
 }
 
