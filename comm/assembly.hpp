@@ -68,7 +68,7 @@ class Assembly {
     std::vector<std::optional<std::vector<std::string>>> calls;  ///< name and value, by rank
     std::size_t arrived = 0;
     double since = 0.0;           ///< when somebody came last
-    std::optional<int> receiver;  ///< of the values, as rank 0 has said
+    std::optional<int> receiver;  ///< who alone gets the values, as rank 0 has said
   };
 
   int count() const noexcept { return static_cast<int>(members_.size()); }
