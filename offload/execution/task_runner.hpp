@@ -63,6 +63,8 @@ class TaskRunner {
   void move_state(const Task& task);
 
   void fetch_weights(const Task& task, StreamView stream);
+  void encode_weights(const Task& task);
+  void decode_weights(const Task& task, StreamView stream);
   void gather_weights(const Task& task, StreamView stream);
   void all_to_all_gradient(const Task& task, StreamView stream);
   const void* caller_gradient(const Task& task) const;

@@ -46,7 +46,9 @@ struct Carving {
   std::vector<std::byte*> resident_weights;  ///< by layer, as Layer::weight_offset says; null where not resident
   std::vector<std::byte*> host_weights;      ///< by layer, of the rank's slice; null where the host has none
   std::vector<std::byte*> weight_buffers;
-  std::byte* decoded = nullptr;  ///< bf16 values of one layer's coded weights; null where none are coded
+  std::vector<std::byte*> layer_codes;       ///< by layer, on the host; null where weights cross as they are stored
+  std::vector<std::byte*> fetched_codes;     ///< buffers on the device
+  std::byte* decoded = nullptr;              ///< bf16 values of one layer's coded weights; null where none are coded
   std::vector<std::byte*> gradient_buffers;  ///< gradients of one layer at a time, as Layer::gradient_offset says
   std::vector<std::byte*> receive_buffers;   ///< parts of a gradient that other ranks send, one after another
   std::vector<float*> sum_buffers;
@@ -85,6 +87,9 @@ class Storage {
     return carving_.host_weights[l] + weight_place(layout_.layer(layer), slices_[l], element);
   }
   std::byte* weight_buffer(int i) const { return carving_.weight_buffers[static_cast<std::size_t>(i)]; }
+  /// Codes and scales of a layer's fp8_factors on the host, and in buffer i on the device, as link_codes.hpp has them.
+  std::byte* layer_codes(int layer) const { return carving_.layer_codes[static_cast<std::size_t>(layer)]; }
+  std::byte* fetched_codes(int i) const { return carving_.fetched_codes[static_cast<std::size_t>(i)]; }
   std::byte* decoded() const noexcept { return carving_.decoded; }
   std::byte* gradient_buffer(int i) const { return carving_.gradient_buffers[static_cast<std::size_t>(i)]; }
   std::byte* receive_buffer(int i) const { return carving_.receive_buffers[static_cast<std::size_t>(i)]; }

@@ -327,6 +327,10 @@ TaskCost CostModel::of_piece(const Task& task, double count, double bytes, bool 
     case TaskKind::gather_weights:
     case TaskKind::all_to_all_gradient:
       return between_devices(bytes);
+    case TaskKind::encode_weights:
+      return on_cpu(bytes * code_moves / host_stream_, bytes * code_moves, cpu_core_share_);
+    case TaskKind::decode_weights:
+      return on_device(bytes * code_moves / device_bandwidth_, bytes * code_moves);
     case TaskKind::round_gradient:
       return on_device(count * round_bytes / device_bandwidth_, count * round_bytes);
     case TaskKind::norm_gradient:

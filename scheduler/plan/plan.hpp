@@ -65,6 +65,7 @@ struct SizeClass {
 struct LayerPlacement {
   bool resident = false;  ///< weights stay on the device
   bool host_copy = true;  ///< weights on the host: where not resident, or where the CPU updates some of them
+  bool in_codes = false;  ///< its fp8_factors cross the link in a byte an element
   int size_class = 0;
 };
 
@@ -83,6 +84,7 @@ struct Plan {
   int staging_pieces = 0;         ///< device buffers for pieces of gradient on their way out
   int state_buffers = 0;          ///< device buffers for pieces of streamed state
   int file_buffers = 0;           ///< host buffers for pieces of state that live in a file
+  int code_buffers = 0;           ///< device buffers for codes of a layer's weights, until they are decoded
   int max_micro_batches = 1;      ///< micro-batches per step of this rank
   int micro_batches_at_once = 1;  ///< micro-batches that pass through the layers together, as the options say
   /// Whether gradients of tied parameters come with their owner's, as the options say.

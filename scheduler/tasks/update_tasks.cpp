@@ -34,7 +34,7 @@ void UpdateTasks::update_layer(int layer, TaskList& out) {
       update_in_pieces(s, out);
     }
   }
-  weights_.end_update(layer);
+  weights_.end_update(layer, out);
 }
 
 Task& UpdateTasks::emit(TaskList& out, TaskKind kind, Lane lane, const Task& piece) {

@@ -159,6 +159,18 @@ int check_hazards(const Lowered& run) {
         buffer_of[t.layer] = t.buffer;
         weights_home(false);
         EXPECT_FALSE(speculated.contains(t.layer)) << "fetches weights that may be taken back";
+        if (t.code_buffer < 0) break;
+        check.touch(i, key("layer's codes", t.layer), false);
+        check.touch(i, key("code buffer", t.code_buffer), true);
+        break;
+      case TaskKind::encode_weights:
+        weights_home(false);
+        check.touch(i, key("layer's codes", t.layer), true);
+        EXPECT_FALSE(speculated.contains(t.layer)) << "encodes weights that may be taken back";
+        break;
+      case TaskKind::decode_weights:
+        check.touch(i, key("code buffer", t.code_buffer), false);
+        check.touch(i, key("weight buffer", t.buffer), true);
         break;
       case TaskKind::round_gradient:
         caller_gradient();
@@ -305,6 +317,21 @@ TEST_P(Hazards, AreAllDependenciesWhereUpdatesRunBeforeTheNormIsKnown) {
       run.speculate();
       run.steps(5, true);
       EXPECT_EQ(check_hazards(run), 0);
+    }
+  }
+}
+
+TEST_P(Hazards, AreAllDependenciesWhereWeightsCrossInCodes) {
+  for (const int resident : {0, 2}) {
+    for (const Order order : {Order{1, 1}, Order{2, 1}, Order{2, 2}}) {
+      for (const bool ahead : {false, true}) {
+        Lowered run(GetParam(), resident, 2, StateFormat::split, order, DType::bf16, {}, true);
+        if (ahead) run.speculate();
+        run.steps(5, true);
+        EXPECT_EQ(check_hazards(run), 0);
+        const bool streams = run.plan.streams_weights();
+        EXPECT_EQ(std::ranges::count(run.tasks, TaskKind::encode_weights, &Task::kind) > 0, streams);
+      }
     }
   }
 }
