@@ -219,5 +219,23 @@ TEST(ModuleWork, LayersOfOtherSizesKeepTheirProducts) {
   EXPECT_EQ(fp8_exceptions(c, shape).size(), linear_layers(c).size());
 }
 
+/// Not norms, embedding, head, router and experts.
+TEST(ModuleWork, WeightsOfEightBitProductsAreThoseOfLinearLayers) {
+  for (const auto& [name, each] : {std::pair{"tiny-llama", 7}, {"tiny-gpt2", 4}, {"tiny-moe", 4}}) {
+    const ModelConfig c = builtin_model(name);
+    const ParameterLayout layout = layout_of(c);
+    RunShape shape{.batch = 2, .sequence = 64, .compute = DType::bf16};
+    const auto weights = [&] {
+      return std::ranges::count_if(layout.owned_parameters(),
+                                   [&](const Parameter* p) { return has_fp8_product(c, shape, *p); });
+    };
+    EXPECT_EQ(weights(), 0) << name;
+    shape.fp8 = Fp8Products{};
+    EXPECT_EQ(weights(), each * c.layers) << name;
+    shape.sequence = 63;
+    EXPECT_EQ(weights(), 0) << name;
+  }
+}
+
 }  // namespace
 }  // namespace tandem

@@ -8,6 +8,7 @@
 #include "core/base/error.hpp"
 #include "core/device/device_name.hpp"
 #include "train/hf/trained_layout.hpp"
+#include "train/setup/fp8_work.hpp"
 #include "train/setup/performance.hpp"
 
 namespace tandem {
@@ -120,7 +121,9 @@ RunShape run_shape(const TrainConfig& config, const ModelConfig& model, DType co
 }
 
 ParameterLayout training_layout(const TrainConfig& config, const ModelConfig& model, const RunShape& shape) {
-  return trained_layout(config, model, ends_gradient(model, shape));
+  ParameterLayout layout = trained_layout(config, model, ends_gradient(model, shape));
+  if (!shape.fp8) return layout;
+  return with_fp8_factors(layout, [&](const Parameter& p) { return has_fp8_product(model, shape, p); });
 }
 
 std::int64_t sequence_length(const TrainConfig& config, const ModelConfig& model) {
