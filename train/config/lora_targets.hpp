@@ -25,6 +25,9 @@ LoraTargets parse_lora_targets(std::string_view text);
 /// with commas between them; nothing is none. Throws UsageError.
 LoraTargets parse_lora_experts(std::string_view text);
 
+/// Names with commas between them, and blanks around these or none. Throws UsageError where one is missing.
+std::vector<std::string> names_in_list(std::string_view text);
+
 /// Whether a name is `name` or ends with a dot and `name`.
 bool names_module(std::string_view module, std::string_view name) noexcept;
 
