@@ -57,11 +57,18 @@ void refuse_without_run(const std::string& named, const std::string& out) {
                    "name the folder of a run, or give --model and --data too");
 }
 
-/// Relative paths of a run, which older versions kept as typed, are those of the folder where it began.
+/// Throws UsageError where a path of the run is not there: its model, which may have moved, or a relative one, which
+/// older versions kept as typed and is one from the folder where the run began.
 void refuse_lost_paths(const ConfigFlags& flags, const TrainConfig& config, const std::string& base) {
   const auto check = [&](const std::string& flag, const std::string& name) {
     std::error_code ignored;
-    if (flags.given(flag) || fs::path(name).is_absolute() || fs::exists(name, ignored)) return;
+    if (flags.given(flag) || fs::exists(name, ignored)) return;
+    const bool absolute = fs::path(name).is_absolute();
+    if (absolute && flag == "model") {
+      throw UsageError(fmt::format("{}: --{} {}", base, flag, name), "it is not there any more",
+                       "put it back, or say by --model DIR where it is now");
+    }
+    if (absolute) return;
     throw UsageError(fmt::format("{}: --{} {}", base, flag, name),
                      "there is none here; a relative path is one from the folder where the run began",
                      fmt::format("go there, or give --{}", flag));

@@ -1,6 +1,7 @@
 #include "cli/common/trained_model.hpp"
 
 #include <array>
+#include <utility>
 
 #include "core/numerics/bf16.hpp"
 
@@ -17,6 +18,24 @@ std::vector<std::string_view> with_machine_fields(std::vector<std::string_view> 
 void require_model(const TrainConfig& config) {
   if (config.model.empty()) throw UsageError("--model", "missing", "for example --model runs/first");
   check_config(config);
+}
+
+void add_source(CLI::App& command, std::string& source) {
+  command
+      .add_option("source", source,
+                  "run, checkpoint or adapter, whose base --model says where it is now. Default: --model is the model")
+      ->type_name("[SOURCE]");
+}
+
+ModelSource find_named(std::string_view command, const std::string& source, TrainConfig& config) {
+  ModelLookup lookup{.trains = false, .command = command};
+  if (!source.empty()) {
+    lookup.typed = command;
+    lookup.base_at = std::exchange(config.model, source);
+  }
+  require_model(config);
+  config.lora.dropout = 0.0;  // forwards alone have none, whatever an adapter was trained with
+  return find_trained_model(config.model, lookup);
 }
 
 void load_weights(LoadedModel& model, const ModelSource& source, const RunSetup& setup) {

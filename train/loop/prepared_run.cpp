@@ -12,6 +12,7 @@
 #include "core/base/version.hpp"
 #include "core/host/topology.hpp"
 #include "train/config/units.hpp"
+#include "train/hf/checkpoint_match.hpp"
 #include "train/hf/trained_layout.hpp"
 #include "train/loop/resume_point.hpp"
 #include "train/loop/run_facts.hpp"
@@ -88,6 +89,8 @@ void PreparedRun::open_model() {
   static_cast<void>(recompute_of(config(), source.config));     // refuses more blocks than there are
   source.config.validate();
   checkpoint = choose_checkpoint();
+  const bool over_base = checkpoint && !checkpoint->manifest().base_format.empty();
+  if (over_base) check_function(*checkpoint, source.config);  // before adapters are refused that do not fit it
   if (checkpoint) take_patterns(request.config, *checkpoint);
   take_adapters(request.config, source, /*opens=*/checkpoint == nullptr || config().lora.rank == 0);
   settle_reference(request.config, source);
