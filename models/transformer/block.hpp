@@ -14,6 +14,8 @@
 
 namespace tandem {
 
+class ReferenceAdapters;
+
 /// Place of a call's tokens in the cache of its layer.
 struct CachedCall {
   KeyValueCache cache;
@@ -33,7 +35,8 @@ struct BlockForward {
   const CachedCall* cached = nullptr;   ///< set for a cached shape, whose x may have fewer rows than it; else null
   const std::uint64_t* draw = nullptr;  ///< number of the micro-batch, in training: dropout draws by it; else null
   const Fp8Buffers* fp8 = nullptr;      ///< set for eight-bit products; else null
-  bool of_reference = false;            ///< forward of DPO's reference, which has no adapters
+  bool of_reference = false;            ///< forward of DPO's reference, which has adapters of its own, or none:
+  const ReferenceAdapters* reference_adapters = nullptr;
 
   bool few_rows() const { return cached != nullptr && cached->decodes; }
 };

@@ -94,6 +94,7 @@ struct TrainConfig {
   Objective objective = Objective::lm;
   double dpo_beta = 0.1;  ///< how much a reward weighs that departs from the reference, of DPO alone
   DpoReference dpo_reference = DpoReference::automatic;
+  bool reference_has_adapter = false;  ///< adapters that training goes on from; no flag sets it
   std::string out;
   std::string device = "auto";
   std::size_t device_memory = 0;  ///< bytes; 0: what is free, less a margin

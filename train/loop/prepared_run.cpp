@@ -14,6 +14,7 @@
 #include "train/config/units.hpp"
 #include "train/hf/checkpoint_match.hpp"
 #include "train/hf/trained_layout.hpp"
+#include "train/loop/reference.hpp"
 #include "train/loop/resume_point.hpp"
 #include "train/loop/run_facts.hpp"
 #include "train/report/record_scores.hpp"
@@ -114,20 +115,29 @@ std::unique_ptr<Checkpoint> PreparedRun::choose_checkpoint(std::int64_t before) 
 /// A run that goes on has its reference as it began, where nothing else is asked for: of what it did not keep then its
 /// steps alone can compute it.
 void PreparedRun::take_reference_of_checkpoint() {
-  if (!checkpoint || config().objective != Objective::dpo || !steps_compute_reference(config(), source)) return;
-  const auto file = checkpoint->directory().parent_path().parent_path() / reference_file;
+  if (!checkpoint || config().objective != Objective::dpo) return;
+  const std::filesystem::path run = checkpoint->directory().parent_path().parent_path(), file = run / reference_file,
+                              adapter = run / reference_adapter_folder;
   std::error_code hidden;
   const bool kept = std::filesystem::exists(file, hidden);
   DpoReference& when = request.config.dpo_reference;
+  const bool needs_adapter =
+      std::exchange(request.config.reference_has_adapter, std::filesystem::exists(adapter, hidden));
+  if (!steps_compute_reference(config(), source)) return;
   if (when == DpoReference::before && !kept) {
     throw InputError("--dpo-reference before", fmt::format("{} is missing", file.string()),
                      "give --dpo-reference step, which computes the same in each step");
   }
   if (when == DpoReference::automatic) when = kept ? DpoReference::before : DpoReference::step;
+  if (when == DpoReference::step && needs_adapter && !config().reference_has_adapter) {
+    throw InputError("--dpo-reference step", fmt::format("{} is missing", adapter.string()),
+                     kept ? "leave it out, as the reference was computed before the first step" : "put it back");
+  }
 }
 
 void PreparedRun::pass_over_checkpoint() {
   checkpoint = choose_checkpoint(checkpoint->manifest().step);
+  if (!checkpoint && !source.adapter) take_adapters(request.config, source);  // it begins anew, with their values
   if (checkpoint) check_resumable(*checkpoint, source.config, setup.layout, config().state);
   take_progress();
   check_compute_key();

@@ -54,6 +54,10 @@ class LoadedModel {
   StreamView stream() const noexcept { return stream_; }
   HostBatch batch(std::size_t slot) const;
 
+  /// Writes the adapters of the reference, of a shape that has them, as weights of the values that `read` gives of the
+  /// parameters whose copies they are. Blocks.
+  void set_reference_adapters(const std::function<void(const Parameter&, std::span<float>)>& read);
+
   /// Number of micro-batch `slot` of the next train() among all that the run trains, by which dropout draws.
   void set_draw(std::int64_t slot, std::uint64_t draw) { setup_.model->set_draw(slot, draw); }
   /// Queues `n` micro-batches that pass through each layer at once, at most as many as the model's shape has: tokens

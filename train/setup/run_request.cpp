@@ -103,20 +103,21 @@ std::optional<Fp8Products> fp8_products(const TrainConfig& config) {
 
 RunShape run_shape(const TrainConfig& config, const ModelConfig& model, DType compute, bool training) {
   const Recompute recompute = recompute_of(config, model);
-  return {
-      .batch = config.micro_batch,
-      .sequence = config.seq_len,
-      .micro_batches = training && config.accumulation_order == AccumulationOrder::layer ? config.grad_accum : 1,
-      .compute = compute,
-      .fp8 = fp8_products(config),
-      .recomputed_blocks = recompute.blocks,
-      .selective = recompute.selective,
-      .training = training,
-      .offload_inputs = config.offload_activations && training,
-      .packed = config.sequences.packed,
-      .preference_beta = training && config.objective == Objective::dpo ? static_cast<float>(config.dpo_beta) : 0.0F,
-      .reference_in_step =
-          training && config.objective == Objective::dpo && config.dpo_reference == DpoReference::step};
+  const bool learns_pairs = training && config.objective == Objective::dpo;
+  const bool in_step = learns_pairs && config.dpo_reference == DpoReference::step;
+  return {.batch = config.micro_batch,
+          .sequence = config.seq_len,
+          .micro_batches = training && config.accumulation_order == AccumulationOrder::layer ? config.grad_accum : 1,
+          .compute = compute,
+          .fp8 = fp8_products(config),
+          .recomputed_blocks = recompute.blocks,
+          .selective = recompute.selective,
+          .training = training,
+          .offload_inputs = config.offload_activations && training,
+          .packed = config.sequences.packed,
+          .preference_beta = learns_pairs ? static_cast<float>(config.dpo_beta) : 0.0F,
+          .reference_in_step = in_step,
+          .reference_adapters = in_step && config.reference_has_adapter};
 }
 
 ParameterLayout training_layout(const TrainConfig& config, const ModelConfig& model, const RunShape& shape) {
