@@ -19,13 +19,17 @@ struct AdapterModule {
   std::int64_t experts() const { return layers.front().experts; }
 };
 
-/// Modules that every block has, in the order in which forward uses them. Of experts there are two choices for gate and
-/// up: "mlp.experts.gate_up_proj", or one module for each, of which a block has one or the other.
+/// Modules that every block has, in the order in which forward uses them, a router behind them. Of experts there are
+/// two choices for gate and up: "mlp.experts.gate_up_proj", or one module for each, of which a block has one or the
+/// other.
 std::vector<AdapterModule> adapter_modules(const ModelConfig& config);
 
 /// Names of the parameters A of a module, and B of one of its layers.
 std::string a_of(const AdapterModule& module);
 std::string b_of(const LinearLayer& layer);
+
+/// Whether a module is a mixture's router, which in transformers is a parameter and in files a linear layer.
+bool is_router(const AdapterModule& module);
 
 /// Name of a module of a block as the model's files have it; of experts that of number `expert`:
 /// "model.layers.0.mlp.experts.7.up_proj".

@@ -215,12 +215,12 @@ std::string plain_name(const ::testing::TestParamInfo<std::string>& instance) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Models, StepsAgainstPeft,
-                         ::testing::Values("gpt2", "llama3", "qwen3", "gemma3", "qwen3_moe", "phi3", "mixtral",
-                                           "olmoe"),
+                         ::testing::Values("gpt2", "llama3", "qwen3", "gemma3", "qwen3_moe", "phi3", "mixtral", "olmoe",
+                                           "qwen3_moe.router", "olmoe.router"),
                          plain_name);
 INSTANTIATE_TEST_SUITE_P(Models, AgainstPeft,
                          ::testing::Values("gpt2", "llama3", "qwen3", "gemma3", "qwen3_moe", "phi3", "mixtral", "olmoe",
-                                           "qwen3_moe.modules"),
+                                           "qwen3_moe.modules", "qwen3_moe.router", "olmoe.router"),
                          plain_name);
 
 }  // namespace

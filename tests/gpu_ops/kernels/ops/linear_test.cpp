@@ -70,16 +70,16 @@ TEST_P(LinearOps, WithResidualIsTheSumRoundedOnce) {
 TEST_P(LinearOps, BackwardOfTheInputIsTheReference) {
   for (const Sizes& s : all_sizes) {
     lend(s);
-    for (const bool accumulate : {false, true}) {
+    for (const auto& [accumulate, type] : {std::pair(false, dtype()), {true, dtype()}, {true, DType::f32}}) {
       SCOPED_TRACE(s.rows);
       Random random(2);
       const Tensor dy = random.tensor(dtype(), {s.rows, s.out}), w = random.tensor(DType::bf16, {s.out, s.in});
-      const Tensor before = random.tensor(dtype(), {s.rows, s.in});
+      const Tensor before = random.tensor(type, {s.rows, s.in});
       Tensor expected = before;
       reference::linear_backward_input(dy, w, expected, accumulate);
-      const auto results = under_all_schedules([&] {
+      const auto results = under_all_schedules([&, adds = accumulate] {
         const Operand d = bench().put(dy), weight = bench().put(w), dx = bench().put(before);
-        ops().linear_backward_input(d, weight, dx, accumulate, stream());
+        ops().linear_backward_input(d, weight, dx, adds, stream());
         return std::vector<Tensor>{bench().get(dx)};
       });
       EXPECT_WITHIN(results[0], expected, dtype(), false);
