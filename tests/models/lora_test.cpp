@@ -50,10 +50,11 @@ struct Adapted {
     const std::string name = prefix + std::string(lora_a);
     if (!adapter.has(name) || adapter[name].shape[1] != module.inputs()) return;
     const std::string last = module.name.substr(module.name.rfind('.') + 1);
+    const nlohmann::json& alphas = described.at("alpha_pattern");
     config.lora->modules.at(static_cast<std::size_t>(block))
         .push_back({.name = module.name,
                     .rank = adapter[name].shape[0] / std::max<std::int64_t>(1, experts),
-                    .alpha = described.at("alpha_pattern").value(last, config.lora->alpha),
+                    .alpha = alphas.value(last, alphas.value(".*\\." + last, config.lora->alpha)),
                     .each_expert = module.experts() > 0 && experts == 0});
   }
 

@@ -127,11 +127,14 @@ TEST(LoraModules, ARouterIsAParameterOrAModuleButOnlyWhereItIsNamed) {
     EXPECT_THAT(target_names(model, router), ElementsAre());
     EXPECT_THAT(target_parameters(model, router), ElementsAre("mlp.gate.weight"));
   }
-  for (const LoraOptions& options : {experts("all"), targets("gate_proj,up_proj,down_proj"), targets("all-linear")}) {
+  for (const LoraOptions& options : {experts("all"), targets("w1,w2,w3"), targets("all-linear")}) {
     EXPECT_EQ(lora_config(model, options, "--lora-targets").find(0, "mlp.gate"), nullptr);
   }
   const LoraConfig one = lora_config(model, experts("layers.1.mlp.gate.weight"), "--lora-targets");
   EXPECT_THAT(target_parameters(model, one), ElementsAre("model.layers.1.mlp.gate.weight"));
+  LoraOptions beyond = experts("gate.weight");
+  beyond.rank = 16;
+  EXPECT_EQ(lora_config(model, beyond, "--lora-targets").find(0, "mlp.gate")->rank, 16) << "of 4 experts";
   LoraOptions patterns = experts("gate.weight", "v_proj");
   patterns.rank_pattern = {{"gate.weight", 2}};
   patterns.alpha_pattern = {{"gate", 7.0}};

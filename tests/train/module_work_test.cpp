@@ -48,7 +48,7 @@ WorkCase with_adapters(const ModelConfig& model, const RunShape& shape, WeightCo
   made.model.lora = LoraConfig{.rank = 8, .alpha = 16.0};
   std::vector<LoraModule> modules;
   for (const AdapterModule& of : adapter_modules(model)) {
-    if (of.name == "mlp.experts.gate_up_proj") continue;  // its halves have one each
+    if (is_router(of) || of.name == "mlp.experts.gate_up_proj") continue;  // whose halves have one each
     modules.push_back({.name = of.name, .rank = 8, .alpha = 16.0, .each_expert = of.experts() > 0});
   }
   made.model.lora->modules.assign(static_cast<std::size_t>(model.layers), modules);

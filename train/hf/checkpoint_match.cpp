@@ -11,6 +11,7 @@
 #include "core/base/error.hpp"
 #include "core/base/json_text.hpp"
 #include "models/hf/hf_config.hpp"
+#include "models/transformer/transformer.hpp"
 #include "offload/engine/state_io.hpp"
 #include "train/config/config.hpp"
 #include "train/hf/lora_modules.hpp"
@@ -85,8 +86,21 @@ std::string listed(const std::vector<std::string>& names) {
   return names.empty() ? "none" : fmt::format("{}", fmt::join(names, ","));
 }
 
+/// Throws InputError where one of both trains a module whole that the other does not.
+void check_saved_modules(const std::string& what, const std::vector<std::string>& stored, const ModelConfig& config,
+                         const ParameterLayout& layout) {
+  for (const Parameter* p : layout.owned_parameters()) {
+    const bool saved = is_saved_module(config, *p, stored);
+    if (is_adapter(*p) || saved == p->options.trainable) continue;
+    throw InputError(what,
+                     fmt::format("it was made with --lora-modules-to-save {}, and this run {} {} whole", listed(stored),
+                                 saved ? "does not train" : "trains", module_of(config, *p)),
+                     "leave the flag out, and the run goes on as it was begun");
+  }
+}
+
 /// Throws InputError where a checkpoint and a model do not both have adapters of one description.
-void check_adapters(const Checkpoint& checkpoint, const ModelConfig& config) {
+void check_adapters(const Checkpoint& checkpoint, const ModelConfig& config, const ParameterLayout& layout) {
   const std::string what = fmt::format("checkpoint {}", checkpoint.directory().string()),
                     &text = checkpoint.manifest().adapter;
   if (text.empty() != !config.lora) {
@@ -107,13 +121,14 @@ void check_adapters(const Checkpoint& checkpoint, const ModelConfig& config) {
   const LoraConfig made = lora_config(config, stored, fmt::format("{}: target_modules", what));
   compare("--lora-targets", listed(target_names(config, made)), listed(target_names(config, *config.lora)));
   compare("--lora-experts", listed(target_parameters(config, made)), listed(target_parameters(config, *config.lora)));
+  check_saved_modules(what, stored.modules_to_save, config, layout);
 }
 
 }  // namespace
 
 void check_resumable(const Checkpoint& checkpoint, const ModelConfig& config, const ParameterLayout& layout,
                      StateFormat state) {
-  check_adapters(checkpoint, config);
+  check_adapters(checkpoint, config, layout);
   check_belongs(checkpoint, layout, state);
   check_base_format(checkpoint, config, layout);
   check_function(checkpoint, config);

@@ -54,6 +54,7 @@ void add_candidates(const ModelConfig& config, std::size_t block, const AdapterM
   const bool is_gate_up = module.layers.size() > 1, is_down = module.name.ends_with(".down_proj");
   if (is_router(module)) {
     candidate.is_router = true;
+    candidate.least_side = module.inputs();  // usual ranks are beyond the number of experts
     candidate.wholes = {module_in_transformers(config, of_block, module), module_in_files(config, of_block, module, 0)};
     to.push_back(std::move(candidate));
     return;

@@ -116,15 +116,19 @@ ModelSource base_of(const AdapterSource& adapter, const ModelLookup& lookup) {
   const std::string what = typed_name(adapter.folder(), lookup);
   const std::string base = lookup.base_at.empty() ? adapter.description().base : lookup.base_at;
   if (base.empty()) {
-    throw UsageError(
-        what, "it holds an adapter that does not name its base",
-        fmt::format("name the base by --model, and give this with --adapter {}", adapter.folder().string()));
+    const std::string folder = adapter.folder().string();
+    throw UsageError(what, "it holds an adapter that does not name its base",
+                     lookup.command.empty() || lookup.above > 0
+                         ? fmt::format("name the base by --model, and give this with --adapter {}", folder)
+                         : fmt::format("tandem {} {} --model DIR names it", lookup.command, folder));
   }
   const bool random = adapter.checkpoint() != nullptr && std::ranges::count(builtin_models(), base) > 0;
   if (lookup.base_at.empty() && is_missing(base) && !random) {
     refuse_missing_base(adapter.folder(), base, /*is_adapter=*/true, lookup);
   }
-  return find_base(base, adapter.checkpoint(), beneath(lookup, what, what));
+  ModelSource source = find_base(base, adapter.checkpoint(), beneath(lookup, what, what));
+  if (adapter.checkpoint() != nullptr) check_function(*adapter.checkpoint(), source.config);
+  return source;
 }
 
 /// A checkpoint of trained parameters, on top of the model that has the others: the one that it names, or random
@@ -366,8 +370,9 @@ void ModelSource::close_weights() const {
 ModelSource find_trained_model(const std::string& name, const ModelLookup& lookup) {
   ModelSource source = find_model(name, lookup);
   if (!source.loads_weights()) {
-    throw UsageError(fmt::format("{} {}", lookup.typed, name), "it has no weights",
-                     "name a Hugging Face directory with *.safetensors, a checkpoint or a run directory");
+    throw UsageError(
+        lookup.base_at.empty() ? fmt::format("{} {}", lookup.typed, name) : fmt::format("--model {}", lookup.base_at),
+        "it has no weights", "name a Hugging Face directory with *.safetensors, a checkpoint or a run directory");
   }
   return source;
 }

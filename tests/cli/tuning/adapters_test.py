@@ -161,6 +161,22 @@ class Peft(AdapterTest):
                     at = row * columns + column
                     self.assertAlmostEqual(after[at], before[at] + added, delta=1e-5)
 
+    def test_a_router_as_transformers_4_has_it(self):
+        """A linear layer, of Mixtral with another name."""
+        base, adapter = self.base("mixtral"), self.root / "router"
+        data, (_, without) = self.stream("mixtral")
+        self.succeed(self.run_program("train", "--model", base, *data, *HOST, "--lora-rank", "8", "--lora-targets", "gate", "--lr", "3e-1",
+                                      "--steps", "20", "--out", self.root / "run"))
+        self.succeed(self.run_program("export", self.root / "run", "--to", adapter, "--dtype", "fp32"))
+        loss = self.loss("--model", base, "--adapter", adapter, *data)
+        self.assertGreater(abs(loss / without - 1), 1e-4, "the adapter does too little to show anything")
+        tensors, _ = read_safetensors(adapter / "adapter_model.safetensors")
+        write_safetensors(adapter / "adapter_model.safetensors", {n.replace("mlp.gate", "block_sparse_moe.gate"): t for n, t in tensors.items()})
+        described = json.loads((adapter / "adapter_config.json").read_text())
+        self.assertEqual(described.pop("target_parameters"), ["mlp.gate.weight"])
+        (adapter / "adapter_config.json").write_text(json.dumps({**described, "target_modules": ["gate"]}))
+        self.assertEqual(self.loss("--model", base, "--adapter", adapter, *data), loss)
+
     def test_dropout_is_of_training_alone(self):
         """An adapter of experts' modules may have been trained with it, which is not done here."""
         name = "qwen3_moe.modules"
@@ -432,6 +448,9 @@ class Runs(AdapterTest):
         self.assertEqual(described["base_model_name_or_path"], str(moved))
         self.refused(self.run_program("eval", moved, "--model", base, *data), 2, f"--model {base}", "whole model")
         self.refused(self.run_program("eval", out, "--model", self.root / "movd", *data), 2, "movd", f"perhaps {moved}")
+        adapter = self.adapter(base_model_name_or_path=None)
+        self.refused(self.run_program("eval", adapter, *data), 2, "does not name its base", f"tandem eval {adapter} --model DIR")
+        self.loss(adapter, "--model", moved, *data)
         self.refuse_others(out, data, moved)
         self.succeed(self.run_program("train", "--resume", out, "--model", moved, "--steps", "2"))
         self.succeed(self.run_program("train", "--resume", out, "--steps", "3"))  # it is known by now
@@ -485,7 +504,8 @@ class Runs(AdapterTest):
         self.succeed(self.train_ids("--model", base, *self.LORA, "--steps", "1", "--out", out))
         for flags, words in [(["--lora-rank", "3"], ["--lora-rank 4"]), (["--lora-alpha", "3"], ["--lora-alpha"]),
                              (["--lora-rslora"], ["--lora-rslora"]),
-                             (["--lora-targets", "q_proj"], ["--lora-targets down_proj,q_proj,v_proj", "this run has q_proj"])]:
+                             (["--lora-targets", "q_proj"], ["--lora-targets down_proj,q_proj,v_proj", "this run has q_proj"]),
+                             (["--lora-modules-to-save", "lm_head"], ["--lora-modules-to-save none", "trains lm_head whole"])]:
             self.refused(self.train_ids("--resume", out, "--steps", "2", *flags), 4, "leave the flag out", *words)
         self.succeed(self.train_ids("--resume", out, "--steps", "2", "--lora-targets", " v_proj , q_proj,down_proj"))
 
