@@ -45,6 +45,7 @@ struct EvalFlags {
 };
 
 int eval(const EvalFlags& flags) {
+  require_source("eval", flags.source);
   TrainConfig config = flags.config.config();
   if (flags.source.empty()) require_model(config);
   if (config.data.empty()) throw UsageError("--data", "missing", "for example --data held-out.txt");

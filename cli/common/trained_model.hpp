@@ -19,6 +19,9 @@ void require_model(const TrainConfig& config);
 /// Adds the positional SOURCE of a command whose --model names a model by itself too.
 void add_source(CLI::App& command, std::string& source);
 
+/// Throws UsageError where SOURCE is nothing that is there, as a second value of a flag that takes one.
+void require_source(std::string_view command, const std::string& source);
+
 /// Trained model that a command is asked for: SOURCE, whose base --model says where it is, or where there is no SOURCE
 /// that of --model. `config.model` becomes its name. Throws UsageError.
 ModelSource find_named(std::string_view command, const std::string& source, TrainConfig& config);

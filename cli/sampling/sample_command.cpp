@@ -246,6 +246,7 @@ int run_chat(const SampleFlags& flags, const TrainConfig& config, const ModelSou
 }
 
 int sample(SampleFlags flags) {
+  require_source("sample", flags.source);
   TrainConfig config = flags.config.config();
   if (flags.source.empty()) require_model(config);
   check_flags(flags);
