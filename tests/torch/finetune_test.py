@@ -1,5 +1,6 @@
 """Training of a fine-tuning by PyTorch: documents of a row do not see each other, a loss is the mean over targets, the rate is the
 program's; killed at any moment it comes to the bits of a run that was not; the best model is left, whole, and answers."""
+import dataclasses
 import errno
 import io
 import json
@@ -334,6 +335,35 @@ class Run(RunTest):
         self.assertEqual(model.dtype, torch.bfloat16)
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
         self.assertEqual(tokenizer.decode(tokenizer("What is 3?")["input_ids"]), "What is 3?")
+
+    def test_the_model_appears_complete(self):
+        """With all that is added to it; where that fails there is none, and the next call writes it. Deleted, it is written again. The figures
+        of the run stay."""
+        model = self.folder / "run" / "model"
+
+        def add(folder):
+            self.assertTrue((folder / "model.safetensors").is_file())
+            self.assertFalse(model.exists())
+            if not failing:
+                (folder / "added.txt").write_text("by the caller")
+            else:
+                raise OSError("no room")
+
+        run = dataclasses.replace(runs.run_of(self.folder), complete=add)
+        failing = True
+        with self.assertRaises(Refusal):
+            train(run, self.said.append)
+        self.assertFalse(model.exists())
+        failing = False
+        train(run, self.said.append)
+        expected = self.result()
+        self.assertEqual(expected, self.uninterrupted())
+        summary = self.summary()
+        shutil.rmtree(model)
+        train(run, self.said.append)
+        self.assertEqual((self.result(), self.summary()), (expected, summary))
+        self.assertEqual((model / "added.txt").read_text(), "by the caller")
+        self.assertEqual([path.name for path in (self.folder / "run").glob(".*")], [])
 
     def test_models_and_data_that_will_not_do(self):
         runs.prepare(self.folder, self.folder / "model", runs.chats(9), layout="stream", row_length=None)

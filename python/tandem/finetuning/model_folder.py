@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from .refusal import Refusal
+from .runs_as_models import refuse_run
 
 INDEX = "model.safetensors.index.json"
 WEIGHTS = "model.safetensors"
@@ -20,16 +21,16 @@ _OTHER = {".gguf": "GGUF", ".bin": "PyTorch", ".pt": "PyTorch", ".pth": "PyTorch
 _LFS = b"version https://git-lfs"
 
 
-def refuse_adapter(names: Iterable[str], what: str, base: str) -> None:
-    """Refuses a model whose files are those of an adapter. `base`: the model that it belongs to, or empty."""
+def refuse_adapter(names: Iterable[str], what: str, base: str, place: str) -> None:
+    """Refuses a model whose files are those of an adapter. `base`: the model that it belongs to, or empty; `place`: what --adapter takes."""
     names = set(names)
     found = sorted(names & set(ADAPTER_FILES))
     if found and "config.json" in names:
         raise Refusal(f"{what}: it holds a model and an adapter ({found[0]}); move the adapter to a folder of its own, and name that by --adapter "
                       "to go on from it", 2)
     if found:
-        raise Refusal(f"{what}: it holds an adapter ({found[0]}){f' of {base}' if base else ''}, and no model; name its base as MODEL, and its "
-                      "folder by --adapter to go on from it", 2)
+        raise Refusal(f"{what}: it holds an adapter ({found[0]}){f' of {base}' if base else ''}, and no model; name {base or 'its base'} as MODEL, and "
+                      f"the adapter by --adapter {place} to go on from it", 2)
 
 
 def refuse_other_formats(names: Iterable[str], what: str, source: str) -> None:
@@ -101,8 +102,9 @@ def check_folder(folder: Path, what: str, frozen: bool = False) -> None:
     """Refuses a folder that holds no whole model with weights as safetensors and a tokenizer. `frozen`: whether the weights are not
     trained, and may be quantized."""
     names = [path.name for path in folder.iterdir()]
-    refuse_adapter(names, what, base_of(folder))
+    refuse_adapter(names, what, base_of(folder), str(folder))
     if "config.json" not in names:
+        refuse_run(folder, what)
         inner = f"; name {folder / 'model'}" if (folder / "model" / "config.json").is_file() else ""
         raise Refusal(f"{what}: the folder has no config.json{inner or '; name a folder that save_pretrained wrote, or one of the hub'}", 2)
     read_config(folder / "config.json", what, frozen)

@@ -65,7 +65,7 @@ class RunFolder:
     def __init__(self, out: Path) -> None:
         self.out = out
         self.data, self.tokens, self.model = out / "data", out / "data" / "train.bin", out / "model"
-        self.adapter = out / "adapter"
+        self.adapter, self.report = out / "adapter", out / "report.html"
 
     @property
     def begun(self) -> bool:
@@ -174,6 +174,14 @@ class RunFolder:
             if before.get(path) != inputs.get(path):
                 what = "was not there" if path not in before else "is missing" if path not in inputs else "has changed"
                 raise Refusal(f"{path}: it {what} since the run in {self.out} was begun; put it back to go on, or name another --out", 4)
+
+    def has(self, name: str) -> bool:
+        """Whether a stage is done, as far as its file says so."""
+        return (self.out / "stages" / f"{name}.json").is_file()
+
+    def has_result(self, name: str) -> bool:
+        """Whether a folder that the run ends with is done, and still there."""
+        return self.stage(name) is not None and (self.out / name).is_dir()
 
     def stage(self, name: str) -> dict[str, Any] | None:
         """Facts of a stage that is done; None where it is not."""

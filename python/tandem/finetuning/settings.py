@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 # Settings that change time and memory alone: a second call may have others.
-FREE = ("device_memory", "host_memory", "policy", "state_folder", "checkpoint_every", "offline", "out", "merged")
+FREE = ("device_memory", "host_memory", "policy", "state_folder", "checkpoint_every", "offline", "out", "merged", "dpo_reference")
 # File of a run's folder that holds them.
 SETTINGS = "finetune.toml"
 # Flags whose names are not the setting's own.
@@ -62,6 +62,10 @@ class Settings:
     merged: bool = False  # whether the run writes a whole model beside its adapter
     objective: str = "lm"  # "lm": targets are learnt; "dpo": which answer of a pair is preferred
     dpo_beta: float | None = None  # factor of the rewards; None: 0.1
+    dpo_reference: str | None = None  # "before" or "step", when the reference is computed; None or "auto": as is predicted to be faster
+    lora_experts: str | None = None  # matrices of experts that have adapters: "all", "gate_up_proj" or "down_proj"; None: none
+    freeze: str | None = None  # regular expression of parameters that are not trained; None: all are
+    compute: str | None = None  # type that is computed in: "fp32", "bf16" or "fp8"; None: by the device
 
 
 def flag_of(name: str) -> str:

@@ -9,6 +9,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -316,20 +317,26 @@ class Training:
         if self._saved != self.state.step:
             self._save()
         digest = self.model.optimizer.digest()
-        known = self._folder.summary()
-        if known.get("state_digest") == digest and self._folder.model.is_dir() and not self._seconds:
+        has_ended = self._folder.summary().get("state_digest") == digest and not self._seconds  # in an earlier call, whose figures stay
+        if has_ended and self._folder.model.is_dir():
             self._say(f"all is done: {self._folder.model}")
             return
-        summary = self._summary(digest)
+        summary = None if has_ended else self._summary(digest)
         best = self.state.best_step
         if best is not None and best != self.state.step:
             checkpoint = self._folder.checkpoint(best)
             if checkpoint is None:
                 raise Refusal(f"--out {self._run.out}: the checkpoint of the best step, {best}, is missing; train again with another --out", 4)
             self.model.optimizer.load(checkpoint.engine)
-        self._folder.write_model(self.model.save)
-        self._folder.write_summary(summary)
+        self._folder.write_model(self._write_model)
+        if summary is not None:
+            self._folder.write_summary(summary)
         self._say(f"state_digest {digest}")
+
+    def _write_model(self, folder: Path) -> None:
+        self.model.save(folder)
+        if self._run.complete is not None:
+            self._run.complete(folder)
 
     def _summary(self, digest: str) -> dict[str, Any]:
         state, run = self.state, self._run

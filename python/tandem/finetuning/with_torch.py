@@ -47,7 +47,8 @@ class TorchSettings(Protocol):
 class TorchRun:
     """A training: `model`, a Hugging Face folder; `data` and `validation`, token files of rows (NAME.bin, with NAME.json and NAME.mask.bin
     beside it); `out`, the folder of the run; `steps` of `accumulation` times `micro_batch` rows; `lr`, the highest learning rate; steps
-    from one evaluation, and from one checkpoint, to the next (0: at the end alone)."""
+    from one evaluation, and from one checkpoint, to the next (0: at the end alone); `complete`, which adds to the folder of the best model
+    before it appears under its name."""
 
     model: Path
     data: Path
@@ -60,6 +61,7 @@ class TorchRun:
     lr: float
     evaluate_every: int
     checkpoint_every: int
+    complete: Callable[[Path], None] | None = None
 
 
 def train(run: TorchRun, progress: Callable[[str], None]) -> None:

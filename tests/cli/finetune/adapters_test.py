@@ -168,8 +168,9 @@ class Refusals(AdapterTest):
         self.assertFalse(self.out.exists(), line)
 
     def test_flags_of_adapters(self):
-        for flags in (["--lora-alpha", "8"], ["--base", "nf4"], ["--merged"], ["--lora-rslora"]):
-            self.refuse(2, [flags[0], "all weights are trained", "--lora-rank 16"], *flags)
+        for flags, why in ((["--lora-alpha", "8"], "no adapter is trained"), (["--base", "nf4"], "all weights are trained"),
+                           (["--merged"], "for adapters"), (["--lora-rslora"], "no adapter is trained")):
+            self.refuse(2, [flags[0], why, "--lora-rank 16"], *flags)
         self.refuse(2, ["--lora-rank", "0 is not from 1"], "--lora-rank", "0")
         self.refuse(2, ["--lora-rank 999"], "--lora-rank", "999")
         self.refuse(2, ["q_prj", "perhaps q_proj"], "--lora-rank", "2", "--lora-targets", "q_prj")
