@@ -17,16 +17,16 @@ from .model_folder import ADAPTER_FILES, base_of, read_config
 from .refusal import Refusal
 from .run_state import RunFolder
 
-_STAGE, _FIELDS = "base", ("config", "tensors")
+_STAGE, _FIELDS = "base", ("name", "config", "tensors")
 _BLOCK = 1 << 22  # bytes that are read at once
 #: Keys of config.json that say nothing of what the model computes.
 _APART = ("_name_or_path", "architectures", "dtype", "torch_dtype", "transformers_version", "use_cache")
 
 
-def note(folder: RunFolder, base: Path) -> None:
-    """Notes the base of a run, unless that is done. Reads all weights."""
+def note(folder: RunFolder, base: Path, name: str) -> None:
+    """Notes the base of a run, which the user has called `name`, unless that is done. Reads all weights."""
     if not folder.has(_STAGE):
-        folder.finish(_STAGE, _facts_of(base))
+        folder.finish(_STAGE, {"name": name, **_facts_of(base)})
 
 
 def of_adapter(adapter: Path) -> dict[str, Any] | None:
@@ -40,8 +40,8 @@ def require_same(adapter: Path, base: Path, what: str) -> None:
     """Refuses another base than an adapter was trained over, as far as that is noted. `what`: "MODEL name" or the like. Reads all weights."""
     before = of_adapter(adapter)
     found = None if before is None else _difference(before, _facts_of(base))
-    if found:
-        raise Refusal(f"{what}: it is not what the adapter {adapter} was trained over: {found}; name that model, or put it back as it was", 4)
+    if before is not None and found:
+        raise Refusal(f"{what}: it is not what the adapter {adapter} was trained over, {before['name']} as it was: {found}; name that, or put it back", 4)
 
 
 def require_named(adapter: Path, name: str) -> None:

@@ -99,7 +99,7 @@ class FineTuning:
         """Trains, unless that is done, and writes the results that are missing, and the report."""
         folder = self.folder
         if adapting.has_adapters(self.settings):
-            base_record.note(folder, model)
+            base_record.note(folder, model, self.settings.model)
         if missing and (choices.engine == "torch" or not native.has_trained(folder)):
             self.train_or_forget(model, choices, schedule, lock)
         for name in missing:

@@ -197,7 +197,9 @@ class Refusals(AdapterTest):
         """It is found before anything is prepared."""
         other = write_llama(self.root / "wide", CHAT_TEMPLATE, hidden_size=96)
         self.succeed(self.tandem("finetune", other, self.data, "--out", self.root / "first", "--device", "host", "--lora-rank", "2", "--steps", "1"))
-        self.refuse(4, ["misshapen", "lora_A", "the base that the adapter was made of"], "--adapter", self.root / "first")
+        self.refuse(4, [str(other), "other values"], "--adapter", self.root / "first")
+        copied = shutil.copytree(self.root / "first" / "adapter", self.root / "copied")  # which says nothing of its base but the shapes
+        self.refuse(4, ["misshapen", "lora_A", "the base that the adapter was made of"], "--adapter", copied)
 
     def test_preferences(self):
         pairs = self.pairs()
