@@ -12,11 +12,11 @@ from typing import NoReturn
 
 from .. import program
 from ..finetuning import adapting, base_record, native
-from ..finetuning.arguments import number
 from ..finetuning.processes import environment
 from ..finetuning.refusal import Refusal
 from ..finetuning.run_state import RunFolder
 from ..finetuning.settings import SETTINGS, from_toml
+from .arguments import number
 
 
 class _Parser(argparse.ArgumentParser):

@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
+from ..commands.arguments import number
 from ..errors import Error
 from . import defaults
 from .adapting import BASES, folder_of
 from .advice import MayFit, NotFitting
-from .arguments import number
 from .processes import Ended, end_by_signals
 from .refusal import Refusal
 from .settings import Settings
