@@ -123,6 +123,13 @@ struct Step {
   return _mm256_fmadd_ps(c.minus_step_size, direction, _mm256_fmadd_ps(c.minus_decay, master, master));
 }
 
+/// Watcher of an update of which no record is made.
+struct Unrecorded {
+  void update(int /*vector*/, __m256 /*old_master*/, const Step& /*step*/, __m256 /*master*/) {}
+  void store() {}
+  void store_moments(std::int64_t /*first*/, __m256i /*m*/, __m256i /*v*/) {}
+};
+
 /// The state of eight elements.
 struct Eight {
   __m256 master, m, v;
@@ -235,13 +242,16 @@ inline EvenOdd load_codes(const std::uint8_t* codes) {
   return in_upper_halves(_mm256_slli_epi16(halves, 4));
 }
 
-/// Codes are `below_code` bits up.
-inline __m256 decode_m(__m256i code, __m256 scale) {
-  const __m256i place = _mm256_and_si256(code, all(numerics::most_m_code << numerics::below_code));
+/// numerics::m_at in a block whose power of two is `scale`.
+inline __m256 m_at(__m256i place, __m256 scale) {
   const __m256 above = _mm256_castsi256_ps(_mm256_add_epi32(place, all(numerics::m_linear_bits)));
   const __m256 linear = _mm256_sub_ps(above, _mm256_set1_ps(numerics::m_linear_below));
   const __m256i normal = _mm256_add_epi32(place, all(numerics::m_linear_bits - numerics::m_binade));
-  const __m256 m = _mm256_mul_ps(_mm256_min_ps(linear, _mm256_castsi256_ps(normal)), scale);
+  return _mm256_mul_ps(_mm256_min_ps(linear, _mm256_castsi256_ps(normal)), scale);
+}
+/// Codes are `below_code` bits up.
+inline __m256 decode_m(__m256i code, __m256 scale) {
+  const __m256 m = m_at(_mm256_and_si256(code, all(numerics::most_m_code << numerics::below_code)), scale);
   const __m256i sign = _mm256_and_si256(_mm256_slli_epi32(code, 24 - numerics::below_code), all(0x80000000u));
   return _mm256_or_ps(m, _mm256_castsi256_ps(sign));
 }
@@ -266,7 +276,9 @@ inline __m256i place_of_m(__m256 m, __m256 scale, __m256i increment) {
   const __m256i normal = _mm256_add_epi32(_mm256_castps_si256(relative), all(numerics::m_binade));
   return _mm256_add_epi32(_mm256_max_epu32(_mm256_castps_si256(above), normal), increment);
 }
-/// Codes of v likewise; `increment` has 8 less the block's base in it.
+/// numerics::place_of_m; `scale`: 1 over the block's power of two.
+inline __m256i place_of_m(__m256 m, __m256 scale) { return place_of_m(m, scale, all(0u - numerics::m_linear_bits)); }
+/// Codes of v with bits below; `increment` has 8 less the block's base in it.
 inline __m256i place_of_v(__m256 v, __m256i increment) {
   const __m256i bits = _mm256_castps_si256(v);
   const __m256i least = _mm256_sign_epi32(all(1u << numerics::below_code), bits);  // 0 where v is

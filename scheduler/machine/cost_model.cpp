@@ -4,7 +4,6 @@
 #include <limits>
 
 #include "core/base/error.hpp"
-#include "core/ops/undo_record.hpp"
 
 namespace tandem {
 namespace {
@@ -192,8 +191,7 @@ MachineProfile in_format(MachineProfile profile, StateFormat state) {
 CostModel::CostModel(const MachineProfile& p, StateFormat state, int update_threads)
     : CostModel(in_format(with_update_threads(p, update_threads), state)) {
   device_update_bytes_ = update_bytes_each(state);
-  // A code and a quarter of a byte for what has none, and what is kept whole.
-  record_bytes_ = 1.25 + static_cast<double>(undo_kept_bytes(state)) / static_cast<double>(layout_quantum);
+  record_bytes_ = 1.25;  // a code, and a quarter of a byte for what it does not give back
 }
 
 CostModel::CostModel(const MachineProfile& p)
