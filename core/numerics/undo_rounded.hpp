@@ -35,15 +35,16 @@ TANDEM_HD std::uint32_t near_v(std::uint32_t estimate, std::uint32_t kept, int b
 
 // -- moments in bf16
 
-/// Bits of the least new moment, other than zero, that another than zero is found from: both are normal numbers.
+/// Bits of new moments, without a sign, that others than zero are found from: those from the least one on, so that both
+/// are normal numbers, to below infinity.
 constexpr std::uint32_t least_found_bf16 = 0x0400;
 constexpr std::uint32_t bf16_infinity = 0x7f80;
+TANDEM_HD bool finds_more_than_zero(std::uint32_t next) { return next >= least_found_bf16 && next < bf16_infinity; }
 constexpr int bf16_octave = 7;  ///< binary logarithm of the units in an octave
 
 /// Whether an old moment is found again from a new one that is no more than `octaves` larger; both without a sign.
 TANDEM_HD bool finds_bf16(std::uint32_t old, std::uint32_t next, int octaves) {
-  return next >= least_found_bf16 && next < bf16_infinity &&
-         next <= old + (static_cast<std::uint32_t>(octaves) << bf16_octave);
+  return finds_more_than_zero(next) && next <= old + (static_cast<std::uint32_t>(octaves) << bf16_octave);
 }
 TANDEM_HD bool finds_bf16_m(std::uint32_t old, std::uint32_t next, int octaves) {
   return old == 0 || finds_bf16(old & 0x7fffu, next & 0x7fffu, octaves);
@@ -60,13 +61,13 @@ TANDEM_HD float unrounded_bf16(std::uint32_t next, std::uint32_t random) {
 TANDEM_HD std::uint32_t old_bf16_m(std::uint32_t next, std::uint32_t kept, std::uint32_t random, float g,
                                    const AdamCoefficients& c, const AdamInverse& inverse) {
   const float m = unrounded_bf16(next, random), rest = rest_of_m(m, g, c);
-  if ((next & 0x7fffu) < least_found_bf16 || !remains(magnitude(rest), magnitude(m), bf16_resolution)) return 0;
+  if (!finds_more_than_zero(next & 0x7fffu) || !remains(magnitude(rest), magnitude(m), bf16_resolution)) return 0;
   return near_m(float_bits(mul(rest, inverse.beta1)), kept, 16);
 }
 TANDEM_HD std::uint32_t old_bf16_v(std::uint32_t next, std::uint32_t kept, std::uint32_t random, float g,
                                    const AdamCoefficients& c, const AdamInverse& inverse) {
   const float v = unrounded_bf16(next, random), rest = rest_of_v(v, g, c);
-  if (next < least_found_bf16 || !remains(rest, v, bf16_resolution)) return 0;
+  if (!finds_more_than_zero(next) || !remains(rest, v, bf16_resolution)) return 0;
   return near_v(float_bits(mul(rest, inverse.beta2)), kept, 16);
 }
 

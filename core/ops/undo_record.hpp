@@ -23,13 +23,13 @@ constexpr std::int64_t undo_run_blocks = 64;
 constexpr std::int64_t undo_run = undo_run_blocks * layout_quantum;
 
 /// Bytes for old bits that are booked for each block.
-constexpr std::size_t undo_pool_bytes = 320;
+constexpr std::size_t undo_pool_bytes(StateFormat f) noexcept { return rounds_moments(f) ? 512 : 320; }
 /// Old exponents of coded moments, of m and then of v.
 constexpr std::size_t undo_exponent_bytes(StateFormat f) noexcept {
   return f == StateFormat::byte_moments ? 2 * static_cast<std::size_t>(layout_quantum / coded_block) : 0;
 }
 constexpr std::size_t undo_block_bytes(StateFormat f) noexcept {
-  return static_cast<std::size_t>(layout_quantum) + undo_exponent_bytes(f) + sizeof(UndoCounts) + undo_pool_bytes;
+  return static_cast<std::size_t>(layout_quantum) + undo_exponent_bytes(f) + sizeof(UndoCounts) + undo_pool_bytes(f);
 }
 /// Bytes of the record of `count` elements, whole blocks. Zeros are the record of nothing.
 constexpr std::size_t undo_bytes(StateFormat f, std::int64_t count) noexcept {
@@ -65,7 +65,7 @@ class UndoRun {
     constexpr auto counts_bytes = static_cast<std::int64_t>(sizeof(UndoCounts));
     return codes_ + blocks_ * (layout_quantum + exponent_bytes() + counts_bytes);
   }
-  std::size_t pool_bytes() const noexcept { return static_cast<std::size_t>(blocks_) * undo_pool_bytes; }
+  std::size_t pool_bytes() const noexcept { return static_cast<std::size_t>(blocks_) * undo_pool_bytes(format_); }
   /// Bytes of a block's old bits in the pool.
   std::size_t bytes_of(const UndoCounts& c) const noexcept {
     return (std::size_t{c.m} + c.v) * undo_moment_bytes(format_) + std::size_t{c.master} * sizeof(std::uint32_t);

@@ -181,11 +181,15 @@ struct Kept {
   Bits m, v;
 };
 
+/// x where numerics::finds_more_than_zero(next), else 0.
+inline Bits where_more_than_zero(Bits next, Bits x) {
+  return where_greater(next, all(numerics::least_found_bf16 - 1), where_greater(all(numerics::bf16_infinity), next, x));
+}
 /// Finds old moments of a vector, and stores them; `random`: 32 bits for each.
 inline void find_halves(std::uint16_t* m, std::uint16_t* v, const Kept& kept, const std::uint32_t* random, Floats g,
                         const Constants& k) {
   constexpr std::uint32_t resolution = numerics::bf16_resolution << numerics::below_exponent;
-  const Bits next_m = load(m), next_v = load(v), bits = load(random), least = all(numerics::least_found_bf16 - 1);
+  const Bits next_m = load(m), next_v = load(v), bits = load(random);
   const Bits own_m = subtract(add(up<16>(next_m), all(0x8000)), both(bits, all(0xffff)));
   const Bits own_v = subtract(add(up<16>(next_v), all(0x8000)), down<16>(bits));
   const Floats of_m = rest_of_m(floats(own_m), g, k), of_v = rest_of_v(floats(own_v), g, k);
@@ -193,8 +197,8 @@ inline void find_halves(std::uint16_t* m, std::uint16_t* v, const Kept& kept, co
                                    near_m<16>(bits_of(mul(of_m, k.beta1)), kept.m));
   const Bits old_v =
       where_greater(bits_of(of_v), subtract(own_v, all(resolution)), near_v<16>(bits_of(mul(of_v, k.beta2)), kept.v));
-  store(m, where_greater(both(next_m, all(0x7fff)), least, old_m));
-  store(v, where_greater(next_v, least, old_v));
+  store(m, where_more_than_zero(both(next_m, all(0x7fff)), old_m));
+  store(v, where_more_than_zero(next_v, old_v));
 }
 
 /// Constants of a group of coded moments.

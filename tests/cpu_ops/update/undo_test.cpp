@@ -153,12 +153,12 @@ TEST_P(Undo, LeavesBlocksAloneWhoseRecordHasNoRoom) {
 }
 
 TEST_P(Undo, LeavesBlocksAloneWhoseGradientIsNotFinite) {
-  Stored start = after_steps(GetParam(), 3);
+  Stored start = after_steps(GetParam(), 9);
   start.gradient[5 * layout_quantum + 17].bits = 0x7f80;
   start.gradient[7 * layout_quantum + 1].bits = 0x7fc0;
   Recorded recorded(start);
-  EXPECT_EQ(recorded.speculate(best_isa(), undo_coefficients(4)), undo_elements - 2 * layout_quantum);
-  recorded.settle(best_isa(), undo_coefficients(4), undo_coefficients(4), Settling::retract);
+  EXPECT_EQ(recorded.speculate(best_isa(), undo_coefficients(10)), undo_elements - 2 * layout_quantum);
+  recorded.settle(best_isa(), undo_coefficients(10), undo_coefficients(10), Settling::retract);
   EXPECT_TRUE(same_bits(recorded.state, start));
 }
 
