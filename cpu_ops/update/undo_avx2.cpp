@@ -139,15 +139,14 @@ inline void store_kept_bytes(std::uint8_t* codes, const Bytes& old_m, const Byte
 }
 /// Elements of 64 whose old moment is not found again, by numerics::finds_code of magnitudes that are no less than
 /// `least`; a bit each. `magnitude`: their bits in a code.
-inline std::uint64_t lost_codes(const Bytes& old, const Bytes& next, std::int32_t reach, std::uint32_t magnitude,
-                                std::uint32_t least) {
-  const __m256i more = every_byte(static_cast<std::uint32_t>(std::max(reach, 0)));
-  const __m256i less = every_byte(static_cast<std::uint32_t>(std::max(-reach, 0)));
+inline std::uint64_t lost_codes(const Bytes& old, const Bytes& next, std::uint8_t more, std::uint8_t less,
+                                std::uint32_t magnitude, std::uint32_t least) {
   const auto found = [&](int j) {
     const __m256i o = _mm256_and_si256(old.of[j], every_byte(magnitude)),
                   n = _mm256_and_si256(next.of[j], every_byte(magnitude));
-    const __m256i within = _mm256_cmpeq_epi8(_mm256_subs_epu8(n, _mm256_subs_epu8(_mm256_adds_epu8(o, more), less)),
-                                             _mm256_setzero_si256());
+    const __m256i within = _mm256_cmpeq_epi8(
+        _mm256_subs_epu8(n, _mm256_subs_epu8(_mm256_adds_epu8(o, every_byte(more)), every_byte(less))),
+        _mm256_setzero_si256());
     const __m256i smaller = _mm256_min_epu8(o, n);
     const __m256i numbers = _mm256_cmpeq_epi8(_mm256_max_epu8(smaller, every_byte(least)), smaller);
     const __m256i zeros = _mm256_cmpeq_epi8(_mm256_or_si256(old.of[j], next.of[j]), _mm256_setzero_si256());
@@ -156,11 +155,11 @@ inline std::uint64_t lost_codes(const Bytes& old, const Bytes& next, std::int32_
   };
   return ~(found(0) | found(1) << 32);
 }
-inline std::uint64_t lost_m_codes(const Bytes& old, const Bytes& next, std::int32_t reach) {
-  return lost_codes(old, next, reach, numerics::most_m_code, numerics::least_found_m);
+inline std::uint64_t lost_m_codes(const Bytes& old, const Bytes& next, std::uint8_t more, std::uint8_t less) {
+  return lost_codes(old, next, more, less, numerics::most_m_code, numerics::least_found_m);
 }
-inline std::uint64_t lost_v_codes(const Bytes& old, const Bytes& next, std::int32_t reach) {
-  return lost_codes(old, next, reach, numerics::most_v_code, numerics::least_found_v);
+inline std::uint64_t lost_v_codes(const Bytes& old, const Bytes& next, std::uint8_t more, std::uint8_t less) {
+  return lost_codes(old, next, more, less, numerics::most_v_code, numerics::least_found_v);
 }
 
 // -- sixteen numbers of 16 bits

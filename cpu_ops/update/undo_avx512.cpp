@@ -119,21 +119,19 @@ inline void store_kept_bytes(std::uint8_t* codes, Bytes old_m, Bytes old_v, Byte
 }
 /// Elements of 64 whose old moment is not found again, by numerics::finds_code of magnitudes that are no less than
 /// `least`; a bit each.
-inline std::uint64_t lost_codes(Bytes old, Bytes next, std::int32_t reach, std::uint32_t least) {
-  const Bytes most =
-      _mm512_subs_epu8(_mm512_adds_epu8(old, every_byte(std::max(reach, 0))), every_byte(std::max(-reach, 0)));
+inline std::uint64_t lost_codes(Bytes old, Bytes next, std::uint8_t more, std::uint8_t less, std::uint32_t least) {
+  const Bytes most = _mm512_subs_epu8(_mm512_adds_epu8(old, every_byte(more)), every_byte(less));
   const Bytes least_found = every_byte(static_cast<std::int32_t>(least));
   return ~(_mm512_cmple_epu8_mask(next, most) & _mm512_cmpge_epu8_mask(_mm512_min_epu8(old, next), least_found));
 }
-inline std::uint64_t lost_m_codes(Bytes old, Bytes next, std::int32_t reach) {
-  const Bytes magnitude = _mm512_set1_epi8(numerics::most_m_code), either = _mm512_or_si512(old, next);
-  return _mm512_test_epi8_mask(either, either) & lost_codes(_mm512_and_si512(old, magnitude),
-                                                            _mm512_and_si512(next, magnitude), reach,
-                                                            numerics::least_found_m);
+inline std::uint64_t lost_m_codes(Bytes old, Bytes next, std::uint8_t more, std::uint8_t less) {
+  const Bytes magnitude = every_byte(numerics::most_m_code), either = _mm512_or_si512(old, next);
+  const Bytes old_size = _mm512_and_si512(old, magnitude), next_size = _mm512_and_si512(next, magnitude);
+  return _mm512_test_epi8_mask(either, either) & lost_codes(old_size, next_size, more, less, numerics::least_found_m);
 }
-inline std::uint64_t lost_v_codes(Bytes old, Bytes next, std::int32_t reach) {
+inline std::uint64_t lost_v_codes(Bytes old, Bytes next, std::uint8_t more, std::uint8_t less) {
   const Bytes either = _mm512_or_si512(old, next);
-  return _mm512_test_epi8_mask(either, either) & lost_codes(old, next, reach, numerics::least_found_v);
+  return _mm512_test_epi8_mask(either, either) & lost_codes(old, next, more, less, numerics::least_found_v);
 }
 
 // -- 32 numbers of 16 bits

@@ -1,5 +1,6 @@
 #include "cpu_ops/update/undo_block.hpp"
 
+#include <algorithm>
 #include <cstring>
 
 #include "cpu_ops/update/undo_pool.hpp"
@@ -29,16 +30,22 @@ void restore(Isa isa, const UndoBlock& block, const EscapeLists& lists, std::int
   }
 }
 
-/// Keeps the exponents of coded moments, those of m before those of v.
-void keep_exponents(const AdamPiece& block, std::uint8_t* exponents) {
+/// Keeps the exponents of a coded moment of a block. Those of groups whose codes are all zero are the least.
+void keep_exponents(const CodedBlock& block, std::uint32_t least, std::uint8_t* kept) {
+  static_assert(layout_quantum == coded_record, "a block's exponents follow one another");
+  std::copy_n(block.exponent, undo_groups, kept);
+  if (std::find(kept, kept + undo_groups, least) == kept + undo_groups) return;
+  for (std::int64_t g = 0; g < undo_groups; ++g) {
+    const std::uint8_t* const codes = block.codes + g * undo_group;
+    const bool zeros = std::all_of(codes, codes + undo_group, [](std::uint8_t code) { return code == 0; });
+    if (zeros && kept[g] == least) kept[g] = static_cast<std::uint8_t>(numerics::exponent_of_zeros);
+  }
+}
+/// Keeps the exponents of m before those of v.
+void keep_exponents(const AdamPiece& block, std::uint8_t* kept) {
   if (block.format != StateFormat::byte_moments) return;
-  const auto keep = [&](void* moment, std::uint32_t least) {
-    for (std::int64_t i = 0; i < layout_quantum; i += coded_block) {
-      *exponents++ = kept_exponent(coded_block_at(moment, i), least);
-    }
-  };
-  keep(block.state.m, numerics::least_m_exponent);
-  keep(block.state.v, numerics::least_v_exponent);
+  keep_exponents(coded_block_at(block.state.m, 0), numerics::least_m_exponent, kept);
+  keep_exponents(coded_block_at(block.state.v, 0), numerics::least_v_exponent, kept + undo_groups);
 }
 
 }  // namespace

@@ -78,8 +78,9 @@ struct UndoBlock {
   const AdamPiece& piece;
   const AdamCoefficients& c;  ///< coefficients of the update
   const AdamInverse& inverse;
-  std::uint8_t* codes;            ///< a code for each element, aligned to 64 bytes
-  const std::uint8_t* exponents;  ///< old ones of coded moments, see kept_exponent(): those of m before those of v
+  std::uint8_t* codes;  ///< a code for each element, aligned to 64 bytes
+  const std::uint8_t*
+      exponents;  ///< old ones of coded moments, exponent_of_zeros among them: those of m before those of v
 };
 
 /// Updates a block, writes its codes, and what they do not give back. Returns how many elements from the
@@ -130,12 +131,6 @@ template <StateFormat format>
 Exponents exponents_of(const AdamPiece& p, std::int64_t first) {
   if constexpr (format != StateFormat::byte_moments) return {};
   return {*coded_block_at(p.state.m, first).exponent, *coded_block_at(p.state.v, first).exponent};
-}
-/// What is kept of the exponent of a block that an update comes to.
-inline std::uint8_t kept_exponent(const CodedBlock& block, std::uint32_t least) {
-  const bool zeros = *block.exponent == least &&
-                     std::all_of(block.codes, block.codes + coded_block, [](auto code) { return code == 0; });
-  return zeros ? static_cast<std::uint8_t>(numerics::exponent_of_zeros) : *block.exponent;
 }
 /// Exponents as they were kept.
 template <StateFormat format>

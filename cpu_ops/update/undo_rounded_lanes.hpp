@@ -93,20 +93,37 @@ class MasterRecord {
   Group differences_;
 };
 
-/// Completes the codes of a group whose update is stored.
-inline void record_codes(const UndoBlock& b, std::int64_t first, Unfound& old) {
-  constexpr StateFormat format = StateFormat::byte_moments;
-  const Exponents before = old_exponents<format>(b, first), after = exponents_of<format>(b.piece, first);
-  const Bytes old_m = load_bytes(old.m.words<std::uint8_t>() + first);
-  const Bytes old_v = load_bytes(old.v.words<std::uint8_t>() + first);
-  const Bytes next_m = load_bytes(moments_at<format>(b.piece.state.m, first));
-  const Bytes next_v = load_bytes(moments_at<format>(b.piece.state.v, first));
-  store_kept_bytes(b.codes + first, old_m, old_v, load_bytes(b.codes + first));
-  if (before.m != numerics::exponent_of_zeros) {
-    old.m.set_lost(first, lost_m_codes(old_m, next_m, m_reach(b.inverse, before, after)));
+/// Codes by which a moment of each group may have grown, or what it must have fallen by: numerics::code_reach.
+struct CodeReaches {
+  /// From exponents of a block's groups, those before as they were kept.
+  CodeReaches(const std::uint8_t* before, const std::uint8_t* after, int octaves, std::uint32_t most) {
+    for (std::int64_t g = 0; g < undo_groups; ++g) {
+      const std::int32_t reach = numerics::code_reach(before[g], after[g], octaves, most);
+      more[g] = static_cast<std::uint8_t>(std::max(reach, 0));
+      less[g] = static_cast<std::uint8_t>(std::max(-reach, 0));
+    }
   }
-  if (before.v != numerics::exponent_of_zeros) {
-    old.v.set_lost(first, lost_v_codes(old_v, next_v, v_reach(b.inverse, before, after)));
+  std::uint8_t more[undo_groups], less[undo_groups];
+};
+
+/// Completes the codes of groups whose updates are stored, those of the first `count` elements.
+inline void record_codes(const UndoBlock& b, std::int64_t count, Unfound& old) {
+  static_assert(layout_quantum == coded_record, "a block's exponents follow one another");
+  const CodedBlock m = coded_block_at(b.piece.state.m, 0), v = coded_block_at(b.piece.state.v, 0);
+  const std::uint8_t *const before_m = b.exponents, *const before_v = b.exponents + undo_groups;
+  const CodeReaches of_m(before_m, m.exponent, b.inverse.m_octaves, numerics::most_m_exponent);
+  const CodeReaches of_v(before_v, v.exponent, b.inverse.v_octaves, numerics::most_v_exponent);
+  for (std::int64_t i = 0; i < count; i += undo_group) {
+    const std::int64_t g = i / undo_group;
+    const Bytes old_m = load_bytes(old.m.words<std::uint8_t>() + i), next_m = load_bytes(m.codes + i);
+    const Bytes old_v = load_bytes(old.v.words<std::uint8_t>() + i), next_v = load_bytes(v.codes + i);
+    store_kept_bytes(b.codes + i, old_m, old_v, load_bytes(b.codes + i));
+    if (before_m[g] != numerics::exponent_of_zeros) {
+      old.m.set_lost(i, lost_m_codes(old_m, next_m, of_m.more[g], of_m.less[g]));
+    }
+    if (before_v[g] != numerics::exponent_of_zeros) {
+      old.v.set_lost(i, lost_v_codes(old_v, next_v, of_v.more[g], of_v.less[g]));
+    }
   }
 }
 
@@ -122,7 +139,7 @@ inline std::int64_t record_coded(const UndoBlock& b, Unfound& old) {
     if (!adamw_coded(b.piece, end, k.c, k.random, masters)) break;
   }
   // Behind the updates: what a group has stored is not read back at once.
-  for (std::int64_t i = 0; i < end; i += undo_group) record_codes(b, i, old);
+  record_codes(b, end, old);
   return end;
 }
 
