@@ -28,6 +28,21 @@ float gradient_for(float size, double beta, Random& random) {
   return random.below(8) == 0 ? 0.0F : random.normal(most * part * (size + 1e-30F));
 }
 
+/// What a gradient adds to a moment of this size, over 1 - beta, that it grows by whole octaves or nearly so: by as
+/// many as are found, an estimate is as far off as may be.
+float octaves_for(float size, double beta, Random& random) {
+  const float grown = size * std::exp2(static_cast<float>(random.below(4))) * (1.0F + random.normal(0.04F));
+  return std::max(0.0F, (grown - static_cast<float>(beta) * size) / static_cast<float>(1.0 - beta));
+}
+float m_gradient(float value, double beta, Random& random) {
+  if (random.below(2) == 0) return gradient_for(std::abs(value), beta, random);
+  return std::copysign(octaves_for(std::abs(value), beta, random), value);
+}
+float v_gradient(float value, double beta, Random& random) {
+  if (random.below(2) == 0) return gradient_for(std::sqrt(value), beta, random);
+  return std::sqrt(octaves_for(value, beta, random));
+}
+
 /// How many moments of those that were tried were found.
 struct Tally {
   std::int64_t tried = 0;
@@ -45,7 +60,8 @@ TEST(UndoRounded, FindsEveryOldHalf) {
       if (old >= numerics::bf16_infinity) continue;
       const float value = numerics::bits_float(old << 16);
       const std::uint32_t signed_old = old | (random.bits() & 0x8000u);
-      const float g = gradient_for(value, beta, random), root = gradient_for(std::sqrt(value), beta, random);
+      const float g = m_gradient(numerics::bits_float(signed_old << 16), beta, random);
+      const float root = v_gradient(value, beta, random);
       const std::uint32_t next_m =
           numerics::round_stochastically(numerics::adam_m(numerics::bits_float(signed_old << 16), g, c), random_bits)
               .bits;
@@ -81,10 +97,10 @@ struct TestedBlock {
 void find_codes_of_m(const TestedBlock& exponents, double beta, Random& random, Tally& tally) {
   const AdamCoefficients c = coefficients_of(beta);
   const AdamInverse inverse = numerics::adam_inverse(c);
-  for (std::uint32_t tried = 0; tried < 64 * 256; ++tried) {
+  for (std::uint32_t tried = 0; tried < 256 * 256; ++tried) {
     const std::uint32_t old = tried & 0xffu, increment = numerics::random_increment(rounding_bits(random));
     const float value = numerics::decode_m(old, exponents.before);
-    const float g = gradient_for(std::abs(value), beta, random), m = numerics::adam_m(value, g, c);
+    const float g = m_gradient(value, beta, random), m = numerics::adam_m(value, g, c);
     const std::uint32_t after = exponents.after(numerics::m_exponent(numerics::float_bits(m) & 0x7fffffffu), random);
     const std::uint32_t next = numerics::encode_m(m, after, increment);
     ++tally.tried;
@@ -102,11 +118,11 @@ void find_codes_of_m(const TestedBlock& exponents, double beta, Random& random, 
 void find_codes_of_v(const TestedBlock& exponents, double beta, Random& random, Tally& tally) {
   const AdamCoefficients c = coefficients_of(beta);
   const AdamInverse inverse = numerics::adam_inverse(c);
-  for (std::uint32_t tried = 0; tried < 64 * 256; ++tried) {
+  for (std::uint32_t tried = 0; tried < 256 * 256; ++tried) {
     const std::uint32_t old = tried & 0xffu, increment = numerics::random_increment(rounding_bits(random));
     const float value = numerics::decode_v(old, exponents.before);
     if (!std::isfinite(value)) continue;
-    const float g = gradient_for(std::sqrt(value), beta, random), v = numerics::adam_v(value, g, c);
+    const float g = v_gradient(value, beta, random), v = numerics::adam_v(value, g, c);
     const std::uint32_t after = exponents.after(numerics::v_exponent(numerics::float_bits(v)), random);
     const std::uint32_t next = numerics::encode_v(v, after, increment);
     ++tally.tried;
