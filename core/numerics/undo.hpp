@@ -28,8 +28,7 @@ inline bool is_invertible(const AdamCoefficients& c) {
   return c.beta1 >= 0.5F && c.beta2 >= 0.5F && c.minus_decay >= -0.5F && c.minus_decay <= 0.5F;
 }
 
-/// Whether half a unit of a new moment, over beta, is less than 0.58 times as many units of the old one as a new unit
-/// has: then a rounded moment may grow by an octave more.
+/// Whether a rounded moment may grow by an octave more than with smaller betas, and its estimate still be close enough.
 inline bool forgets_little(float beta) { return beta >= 0.875F; }
 
 inline AdamInverse adam_inverse(const AdamCoefficients& c) {
