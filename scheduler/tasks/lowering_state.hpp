@@ -89,7 +89,13 @@ struct LoweringState {
   /// Appends a task of the present step.
   Task& emit(TaskList& out, TaskKind kind, Lane lane, int priority, int layer);
   /// Appends a task with all else as `piece` has it.
-  Task& emit_like(TaskList& out, const Task& piece, TaskKind kind, Lane lane);
+  Task& emit_like(TaskList& out, const Task& piece, TaskKind kind, Lane lane) {
+    Task& task = out.add(piece);
+    task.id = next_id++;
+    task.kind = kind;
+    task.lane = lane;
+    return task;
+  }
 
   const Subgroup& subgroup(int index) const { return at(plan.subgroups, index); }
   const LayerPlacement& placement(int layer) const { return at(plan.layers, layer); }

@@ -98,7 +98,6 @@ std::uint64_t accumulation_bytes(const Task& task) noexcept {
 
 void TaskList::clear() noexcept {
   tasks_.clear();
-  first_dependency_.clear();
   dependencies_.clear();
 }
 

@@ -130,10 +130,7 @@ std::uint64_t accumulation_bytes(const Task& task) noexcept;
 class TaskList {
  public:
   /// The new last task.
-  Task& add(const Task& task) {
-    first_dependency_.push_back(dependencies_.size());
-    return tasks_.emplace_back(task);
-  }
+  Task& add(const Task& task) { return tasks_.emplace_back(Emitted{task, dependencies_.size()}); }
   /// Adds dependencies of the last task; `no_task` is none.
   void depends_on(TaskId first) {
     if (first != no_task) dependencies_.push_back(first);
@@ -142,8 +139,9 @@ class TaskList {
     dependencies_.insert(dependencies_.end(), first.begin(), first.end());
   }
   std::span<const TaskId> dependencies(std::size_t i) const {
-    const std::size_t end = i + 1 < size() ? first_dependency_[i + 1] : dependencies_.size();
-    return std::span(dependencies_).subspan(first_dependency_[i], end - first_dependency_[i]);
+    const std::size_t begin = tasks_[i].first_dependency;
+    const std::size_t end = i + 1 < size() ? tasks_[i + 1].first_dependency : dependencies_.size();
+    return {dependencies_.data() + begin, end - begin};
   }
 
   std::size_t size() const noexcept { return tasks_.size(); }
@@ -155,8 +153,12 @@ class TaskList {
   void clear() noexcept;
 
  private:
-  std::vector<Task> tasks_;
-  std::vector<std::size_t> first_dependency_;  ///< by task: where its own begin; they end where the next one's do
+  /// A task, and where its dependencies begin; they end where the next one's do.
+  struct Emitted : Task {
+    std::size_t first_dependency = 0;
+  };
+
+  std::vector<Emitted> tasks_;
   std::vector<TaskId> dependencies_;
 };
 
