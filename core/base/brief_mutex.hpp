@@ -16,10 +16,12 @@ class BriefMutex {
 
   /// Blocks until it is free.
   void lock() noexcept {
+    if (!try_lock()) wait();
+  }
+  /// Whether it was free, and is taken now. Does not block.
+  bool try_lock() noexcept {
     std::uint32_t expected = is_free;
-    if (!state_.compare_exchange_strong(expected, is_held, std::memory_order_acquire, std::memory_order_relaxed)) {
-      wait();
-    }
+    return state_.compare_exchange_strong(expected, is_held, std::memory_order_acquire, std::memory_order_relaxed);
   }
   /// Does not block. Only by the thread that has locked it.
   void unlock() noexcept {
@@ -30,8 +32,13 @@ class BriefMutex {
   static constexpr std::uint32_t is_free = 0, is_held = 1;
   static constexpr std::uint32_t is_wanted = 2;  ///< held, and others may sleep
 
-  /// Who has slept leaves it as wanted: there may be more.
+  /// Looks again for about as long as a critical section takes, then sleeps: whoever unlocks what is wanted makes a
+  /// call of the system. Who has slept leaves it as wanted: there may be more.
   [[gnu::noinline]] void wait() noexcept {
+    constexpr int looks = 400;
+    for (int i = 0; i < looks; ++i) {
+      if (state_.load(std::memory_order_relaxed) == is_free && try_lock()) return;
+    }
     while (state_.exchange(is_wanted, std::memory_order_acquire) != is_free) {
       state_.wait(is_wanted, std::memory_order_relaxed);
     }
