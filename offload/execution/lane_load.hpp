@@ -18,8 +18,7 @@ class LaneLoad {
   }
   void remove(Lane lane) noexcept {
     --all_;
-    --in_flight_[static_cast<std::size_t>(lane)];
-    full_.remove(lane);
+    if (--in_flight_[static_cast<std::size_t>(lane)] < queued_ahead(lane)) full_.remove(lane);
   }
   /// Whether there are none.
   bool none() const noexcept { return all_ == 0; }
