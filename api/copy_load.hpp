@@ -33,7 +33,7 @@ struct CopyLoadMemory {
 /// Copies from its construction until its end, on a thread of its own.
 class CopyLoad {
  public:
-  /// Both streams are its own meanwhile. All must outlive it. Throws DeviceError.
+  /// All references must outlive the object, and both streams are its own meanwhile. Throws DeviceError.
   CopyLoad(Device& device, const CopyLoadMemory& memory, StreamView up, StreamView down);
   /// Nothing uses the memory any more when it is gone.
   ~CopyLoad() { stop(); }

@@ -30,7 +30,7 @@ def cold(path):
 
 
 def settle():
-    """Where the file system discards what was removed it goes on doing so for seconds after, beside whatever comes."""
+    """Waits until the disk is quiet: a file system that discards removed data goes on doing so for seconds."""
     os.sync()
     time.sleep(SETTLED)
 
@@ -108,7 +108,8 @@ def measure():
     figures.add("load_over_dd", harness.ratios(reads, loads))
     saving, alone = beside(text, metrics)
     typical = statistics.median(alone)
-    # Of each save: the mean has the step in it during which the state is copied; the median is what most steps are like.
+    # Two figures of each save: the mean has the step in it during which the state is copied; the median is like most
+    # steps.
     figures.add("step_slowdown", [statistics.mean(steps) / typical for steps in saving])
     figures.add("median_step_slowdown", [statistics.median(steps) / typical for steps in saving])
     figures.add("share_of_steps_beside_a_save", [sum(map(len, saving)) / len(metrics)])

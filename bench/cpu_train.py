@@ -28,7 +28,7 @@ def write_tokens(path):
 
 @dataclass(frozen=True)
 class Work:
-    """What both sides train with."""
+    """Work that both sides train with."""
     sequence: int
     batch: int
     threads: int
@@ -46,7 +46,7 @@ class Work:
         return [line["step_seconds"] for line in lines], json.loads((out / "summary.json").read_text())
 
     def peer(self, python, script, what):
-        """The same of a peer's loop over `what`."""
+        """Seconds of the steps of a peer's loop over `what`."""
         command = [python, harness.ROOT / "bench" / "peers" / script, what, "--steps", str(self.steps), "--sequence",
                    str(self.sequence), "--batch", str(self.batch), "--threads", str(self.threads)]
         harness.say("$ " + " ".join(str(word) for word in command))

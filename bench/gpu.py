@@ -1,4 +1,5 @@
-"""What the benchmarks of a GPU share: rates of its copies and products, steps of tandem, and the arithmetic of models.
+"""Parts that the benchmarks of a GPU share: rates of its copies and products, steps of tandem, and the arithmetic of
+models.
 
 With TANDEM_BENCH_SMALL=1 shapes are tiny: to see that everything runs, not for its figures.
 """
@@ -28,12 +29,12 @@ class DoesNotFit(harness.BenchError):
 
 
 def failure(lines):
-    """For the settings: what went wrong, in one line."""
+    """Failure in one line, as an entry of the settings."""
     return {"failed": "; ".join(" ".join(line.split()) for line in lines)} if lines else {}
 
 
 def failures_in(settings, name):
-    """Of tandem's own, for the end of the benchmark."""
+    """Failures of tandem's own, for the end of the benchmark."""
     return [f"{name}: {settings[name]['failed']}"] if "failed" in settings.get(name, {}) else []
 
 
@@ -55,7 +56,7 @@ def steps_of_a_row():
 
 
 def chosen(variable, names):
-    """Of `names` those that an environment variable has, for a machine that is lent for minutes; all where it is not set."""
+    """The `names` that an environment variable has, for a machine that is lent for minutes; all where it is not set."""
     words = os.environ.get(variable, " ".join(names)).split()
     for word in words:
         if word not in names:
@@ -67,15 +68,15 @@ def chosen(variable, names):
 class Shape:
     """A model, and how it is trained."""
     name: str
-    config: dict  # what config.json holds
+    config: dict  # contents of config.json
     layers: int
-    width: int  # of all query heads together
+    width: int  # elements of all query heads together
     weights: int  # in matrix products, the output layer among them
     sequence: int
-    micro_batches: tuple  # that are tried, the largest first
+    micro_batches: tuple  # sizes that are tried, the largest first
 
     def flops(self, micro_batch):
-        """Of a step: what the model asks for, nothing computed twice, and of attention the lower triangle."""
+        """FLOP of a step: what the model asks for, nothing computed twice, and of attention the lower triangle."""
         tokens = micro_batch * self.sequence
         return tokens * (6 * self.weights + 6 * self.layers * self.width * self.sequence)
 
@@ -112,7 +113,7 @@ class Gpu:
         self.environment = {**os.environ, "XDG_CACHE_HOME": str(self.folder / "cache")}
         self.facts = {}
         self.step_count = steps_of_a_row()
-        # What is kept is of one build: a commit may be unknown, or have changes that are in none.
+        # Kept figures belong to one build: a commit may be unknown, or have changes that are in none.
         self.build = hashlib.sha256(harness.program("tandem").read_bytes()).hexdigest()
 
     def rates(self, pattern):
@@ -140,7 +141,7 @@ class Gpu:
         harness.run([harness.program("tandem"), "calibrate", "--device", "cuda", *memory], env=self.environment)
 
     def model(self, shape):
-        """For --model."""
+        """File for --model with the shape's config.json."""
         config = self.folder / f"{shape.name}.json"
         config.write_text(json.dumps(shape.config))
         return config
@@ -150,7 +151,7 @@ class Gpu:
                 micro_batch, "--state", state, *flags]
 
     def plan(self, *run):
-        """What `tandem plan` says; None where it does not fit."""
+        """Plan that `tandem plan` prints; None where it does not fit."""
         command = [str(word) for word in (harness.program("tandem"), "plan", *run, "--json")]
         done = subprocess.run(command, capture_output=True, text=True, env=self.environment)
         if done.returncode not in (0, DOES_NOT_FIT):
@@ -166,7 +167,7 @@ class Gpu:
         return None
 
     def settings(self, shape, *flags):
-        """That format, and the largest micro-batch that fits with it; None where none does."""
+        """Format of the state, and the largest micro-batch that fits with it; None where none does."""
         state = self.state_of(shape, *flags)
         if state is None:
             return None
@@ -196,7 +197,7 @@ class Gpu:
         return row
 
     def peer(self, *command):
-        """What a peer prints last, an object; kept as rows are."""
+        """Object that a peer prints last; kept as rows are."""
         file = self._kept("peer", *command).with_suffix(".json")
         if not file.exists():
             printed = harness.output([str(word) for word in command], PEER_SECONDS).splitlines()  # behind words of theirs
@@ -226,7 +227,7 @@ def those_of(shape):
 
 @contextlib.contextmanager
 def the_gpu():
-    """With TANDEM_BENCH_WORK=FOLDER what has been measured of tandem stays there: who is ended goes on when run again."""
+    """The GPU. TANDEM_BENCH_WORK=FOLDER keeps figures of tandem, so that a benchmark that is ended goes on there."""
     if kept := os.environ.get("TANDEM_BENCH_WORK"):
         Path(kept).mkdir(parents=True, exist_ok=True)
         yield Gpu(Path(kept).resolve())

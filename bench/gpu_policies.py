@@ -73,7 +73,7 @@ def measure_without_norm(device, shape, policies, run, figures):
 
 
 def race_deepspeed(device, python, shape, micro_batch, figures):
-    """What each of the two failed at, if it did."""
+    """Races DeepSpeed within the same memory; returns the failure of either side, if there is one."""
     try:
         theirs = device.peer(python, harness.ROOT / "bench" / "peers" / "deepspeed_gpt2.py", "--steps", device.step_count + 3,
                              "--sequence", shape.sequence, "--batch", micro_batch, "--shape",

@@ -13,12 +13,12 @@ import harness
 WITHOUT_OFFLOAD = ["--policy", "device"]
 EXACT = ("fp32", "split")
 LEAST = "8bit-moments"
-MEASURED = 2  # of the micro-batches that fit, those that are predicted to make most tokens per second
+MEASURED = 2  # number of fitting micro-batches that are measured: those predicted to make most tokens per second
 
 
 def formats(device, shape):
-    """By the name of its figures, each state format that is measured: the most exact one that fits, and where moments are
-    rounded in it, the one that leaves most memory to activations."""
+    """Formats of state that are measured, by the name of their figures: the most exact one that fits, and where moments
+    are rounded in it, the one that leaves most memory to activations."""
     state = device.state_of(shape, *WITHOUT_OFFLOAD)
     if state is None:
         return {}

@@ -1,4 +1,4 @@
-"""What every benchmark needs: building, peers in an environment of their own, and the line of figures."""
+"""Parts of every benchmark: building, peers in an environment of their own, and the line of figures."""
 import datetime
 import json
 import os
@@ -41,7 +41,7 @@ def run(command, **options):
 
 
 class CommandFailed(BenchError):
-    """With what the command printed, and how it ended; None: it was still running when its time was up."""
+    """Failure of a command, with what it printed and how it ended; None: it was still running when its time was up."""
 
     def __init__(self, line, printed, returncode):
         super().__init__(line)
@@ -49,7 +49,7 @@ class CommandFailed(BenchError):
 
 
 def output(command, seconds=None, **options):
-    """What a command prints; CommandFailed, with the last line that it said, where it fails, or takes longer than
+    """Output of a command; CommandFailed, with the last line that it said, where it fails, or takes longer than
     `seconds`."""
     say("$ " + " ".join(str(word) for word in command))
     last_said = ""
@@ -155,7 +155,7 @@ def instruction_set():
 
 
 def limit_instruction_set(name):
-    """For what is started from here on, peers too. torch_adam.py does it for DeepSpeed."""
+    """Limits all that is started from here on, peers too. torch_adam.py does it for DeepSpeed."""
     limits = {**instruction_sets.limits(name), **instruction_sets.limits_of_peers(name),
               "TORCH_EXTENSIONS_DIR": str(BUILD / f"bench-extensions-{name}")}
     os.environ.update(limits)

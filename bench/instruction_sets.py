@@ -5,7 +5,7 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class InstructionSet:
-    flag: str   # of /proc/cpuinfo
+    flag: str   # word in /proc/cpuinfo
     dnnl: str   # ONEDNN_MAX_CPU_ISA
     torch: str  # ATEN_CPU_CAPABILITY
     mkl: str    # MKL_ENABLE_INSTRUCTIONS
@@ -30,5 +30,5 @@ def limits(name):
 
 
 def limits_of_peers(name):
-    """The same for PyTorch and its MKL."""
+    """Environment that limits PyTorch and its MKL to an instruction set."""
     return {"ATEN_CPU_CAPABILITY": SETS[name].torch, "MKL_ENABLE_INSTRUCTIONS": SETS[name].mkl}

@@ -10,7 +10,7 @@ import json
 import sys
 from pathlib import Path
 
-sys.path.append(str(Path(__file__).resolve().parent / "losses"))  # those that compare losses, not times
+sys.path.append(str(Path(__file__).resolve().parent / "losses"))  # benchmarks that compare losses, not times
 
 import acceptance  # noqa: E402
 import adam  # noqa: E402
@@ -76,7 +76,7 @@ def main():
     if args.save:
         harness.save(result)
     print(json.dumps(result))
-    # What could be measured is kept; that a figure of tandem's own is missing is told by the end.
+    # Measured figures are kept; the end tells that one of tandem's own is missing.
     for what in (failed := result.get("failed", [])):
         print(f"bench: {what}", file=sys.stderr)
     return 1 if failed else 0

@@ -28,7 +28,7 @@ def tandem(model):
 
 
 def peer(python, model, *flags):
-    """What transformers_generate.py prints."""
+    """Figures that transformers_generate.py prints."""
     command = [str(word) for word in (python, harness.ROOT / "bench" / "peers" / "transformers_generate.py", model, *flags)]
     harness.say("$ " + " ".join(command))
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, env=harness.QUIET)

@@ -9,8 +9,6 @@
 namespace tandem {
 namespace {
 
-constexpr std::size_t longest_value = 120;  // characters of a value in an error
-
 /// "rank 1, rank 3": the ranks for which `chosen` is true.
 template <class Chosen>
 std::string ranks_where(int count, const Chosen& chosen) {
@@ -21,13 +19,11 @@ std::string ranks_where(int count, const Chosen& chosen) {
   return text;
 }
 
-/// A value in a line of text: cut where it is long, without control characters.
-std::string shown(std::string value) {
-  if (value.size() > longest_value) value = value.substr(0, longest_value) + "...";
-  for (char& c : value) {
-    if (static_cast<unsigned char>(c) < 0x20) c = ' ';
-  }
-  return value;
+/// " (3 connections had another secret, and were refused)"; empty where there were none.
+std::string text_of_refused(int connections) {
+  if (connections == 0) return "";
+  return fmt::format(" ({} connection{} had another secret, and {} refused)", connections, connections == 1 ? "" : "s",
+                     connections == 1 ? "was" : "were");
 }
 
 }  // namespace
@@ -60,7 +56,11 @@ std::string difference_of(const std::vector<std::vector<Fact>>& facts) {
 }
 
 Assembly::Assembly(int count, std::size_t meetings, const AssemblyLimits& limits, double now, Send send)
-    : limits_(limits), began_(now), send_(std::move(send)), members_(static_cast<std::size_t>(count)) {
+    : limits_(limits),
+      began_(now),
+      send_(std::move(send)),
+      reminder_(now, limits.silent_seconds),
+      members_(static_cast<std::size_t>(count)) {
   meetings_.resize(meetings);
   for (Meeting& meeting : meetings_) meeting.calls.resize(members_.size());
 }
@@ -86,12 +86,12 @@ bool Assembly::enter(int rank, int count, const std::string& from) {
   return false;
 }
 
-void Assembly::take(int rank, const Message& message, double now) {
+void Assembly::take(int rank, const Message& message, double now, std::optional<int> receiver) {
   switch (message.kind) {
     case MessageKind::facts:
       return take_facts(rank, message);
     case MessageKind::call:
-      return take_call(rank, message, now);
+      return take_call(rank, message, now, receiver);
     case MessageKind::ping:
       return;
     case MessageKind::failed:
@@ -120,7 +120,7 @@ void Assembly::take_facts(int rank, const Message& message) {
   tell_all({.kind = MessageKind::start});
 }
 
-void Assembly::take_call(int rank, const Message& message, double now) {
+void Assembly::take_call(int rank, const Message& message, double now, std::optional<int> receiver) {
   if (ended_) return;
   if (message.number >= meetings_.size() || message.fields.size() != 2 || message.fields[1].size() > value_limit) {
     return lose(rank, "it sent a message that is out of place");
@@ -130,6 +130,7 @@ void Assembly::take_call(int rank, const Message& message, double now) {
   if (call || !started_) return lose(rank, "it sent a message that is out of place");
   call = message.fields;
   meeting.since = now;
+  if (rank == 0) meeting.receiver = receiver;
   if (++meeting.arrived == members_.size()) complete(meeting, message.number);
 }
 
@@ -144,8 +145,16 @@ void Assembly::complete(Meeting& meeting, std::uint32_t number) {
     meeting.calls[rank].reset();
   }
   meeting.arrived = 0;
-  if (differing.empty()) return tell_all(met);
-  end(Ending::misuse, fmt::format("ranks of a group differ in what they call: rank 0 calls {}{}", first, differing));
+  if (!differing.empty()) {
+    return end(Ending::misuse,
+               fmt::format("ranks of a group differ in what they call: rank 0 calls {}{}", first, differing));
+  }
+  if (!meeting.receiver) return tell_all(met);
+  tell(*meeting.receiver, met);
+  met.fields.assign(met.fields.size(), "");
+  for (int rank = 0; rank < count(); ++rank) {
+    if (rank != *meeting.receiver) tell(rank, met);
+  }
 }
 
 void Assembly::lose(int rank, const std::string& why) {
@@ -156,14 +165,7 @@ void Assembly::lose(int rank, const std::string& why) {
 
 void Assembly::look(double now, int refused) {
   if (ended_) return;
-  if (!started_ && now - began_ > limits_.join_seconds) {
-    const std::string missing = ranks_where(count(), [&](std::size_t rank) { return !members_[rank].facts; });
-    const std::string strangers =
-        refused == 0 ? "" : fmt::format(" ({} connections had another secret, and were refused)", refused);
-    return end(Ending::device, fmt::format("{} did not come within {:.0f} s{}; start one process for each rank, with "
-                                           "one address and secret",
-                                           missing, limits_.join_seconds, strangers));
-  }
+  if (!started_) return look_for_ranks(now, refused);
   for (const Meeting& meeting : meetings_) {
     if (meeting.arrived == 0 || now - meeting.since <= limits_.stall_seconds) continue;
     const auto here = std::ranges::find_if(meeting.calls, [](const auto& call) { return call.has_value(); });
@@ -172,6 +174,23 @@ void Assembly::look(double now, int refused) {
         Ending::stalled,
         fmt::format("waiting for {} of the group made no progress for {:.0f} s: {} does no more", name,
                     now - meeting.since, ranks_where(count(), [&](std::size_t rank) { return !meeting.calls[rank]; })));
+  }
+}
+
+void Assembly::look_for_ranks(double now, int refused) {
+  const std::string missing = ranks_where(count(), [&](std::size_t rank) { return !members_[rank].facts; });
+  const double left = began_ + limits_.join_seconds - now;
+  if (left < 0.0) {
+    return end(Ending::device, fmt::format("{} did not come within {:.0f} s{}; start one process for each rank, with "
+                                           "one address and secret",
+                                           missing, limits_.join_seconds, text_of_refused(refused)));
+  }
+  if (!reminder_.due(now)) return;
+  const Message waiting{.kind = MessageKind::waiting,
+                        .fields = {fmt::format("waiting for {} of {} at {}, for another {:.0f} s{}", missing, count(),
+                                               members_[0].from, left, text_of_refused(refused))}};
+  for (int rank = 0; rank < count(); ++rank) {
+    if (member(rank).entered) send_(rank, waiting);
   }
 }
 
@@ -185,9 +204,11 @@ void Assembly::end(Ending ending, const std::string& reason) {
 }
 
 void Assembly::tell_all(const Message& message) {
-  for (int rank = 0; rank < count(); ++rank) {
-    if (!member(rank).left) send_(rank, message);
-  }
+  for (int rank = 0; rank < count(); ++rank) tell(rank, message);
+}
+
+void Assembly::tell(int rank, const Message& message) {
+  if (!member(rank).left) send_(rank, message);
 }
 
 }  // namespace tandem

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "comm/wire.hpp"
+#include "core/base/reminder.hpp"
 
 namespace tandem {
 
@@ -29,6 +30,7 @@ std::string difference_of(const std::vector<std::vector<Fact>>& facts);
 /// Seconds that ranks are waited for.
 struct AssemblyLimits {
   double join_seconds = 300.0;   ///< until all ranks are there
+  double silent_seconds = 3.0;   ///< until those that are there are told for whom they wait
   double stall_seconds = 300.0;  ///< until a meeting, without anybody coming to it
 };
 
@@ -44,11 +46,13 @@ class Assembly {
   /// A rank that has proven the secret and believes that there are `count`. `from`: its address. Returns false, after
   /// the end of the group, where there is no place for it.
   bool enter(int rank, int count, const std::string& from);
-  /// Takes a message of a rank that has entered.
-  void take(int rank, const Message& message, double now);
+  /// Takes a message of a rank that has entered. `receiver`: where the message comes to a meeting, the rank that alone
+  /// gets its values; none: all ranks do. Rank 0's word counts.
+  void take(int rank, const Message& message, double now, std::optional<int> receiver = {});
   /// The rank is gone without having left.
   void lose(int rank, const std::string& why);
-  /// Ends a group of which something has been waited for too long. To be called a few times a second.
+  /// Ends a group of which something has been waited for too long, and tells ranks that are there for whom they wait.
+  /// To be called a few times a second.
   /// `refused`: connections with a wrong secret so far.
   void look(double now, int refused);
 
@@ -66,20 +70,24 @@ class Assembly {
   struct Meeting {
     std::vector<std::optional<std::vector<std::string>>> calls;  ///< name and value, by rank
     std::size_t arrived = 0;
-    double since = 0.0;  ///< when somebody came last
+    double since = 0.0;           ///< when somebody came last
+    std::optional<int> receiver;  ///< who alone gets the values, as rank 0 has said
   };
 
   int count() const noexcept { return static_cast<int>(members_.size()); }
   Member& member(int rank) { return members_[static_cast<std::size_t>(rank)]; }
   void take_facts(int rank, const Message& message);
-  void take_call(int rank, const Message& message, double now);
+  void take_call(int rank, const Message& message, double now, std::optional<int> receiver);
   void complete(Meeting& meeting, std::uint32_t number);
+  void look_for_ranks(double now, int refused);
   void end(Ending ending, const std::string& reason);
   void tell_all(const Message& message);
+  void tell(int rank, const Message& message);
 
   const AssemblyLimits limits_;
   const double began_;
   const Send send_;
+  Reminder reminder_;
   std::vector<Member> members_;
   std::vector<Meeting> meetings_;
   bool started_ = false;

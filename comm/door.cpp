@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "core/base/error.hpp"
+#include "core/base/version.hpp"
 
 namespace tandem {
 
@@ -16,8 +17,13 @@ using boost::system::error_code;
 
 namespace {
 
-[[noreturn]] void cannot_listen(const std::string& host, int port, const std::string& why) {
-  throw DeviceError(fmt::format("rank 0 cannot listen at {}:{}", host, port), why,
+[[noreturn]] void cannot_listen(const std::string& host, int port, const error_code& why) {
+  const std::string what = fmt::format("rank 0 cannot listen at {}:{}", host, port);
+  if (why == boost::system::errc::address_not_available) {
+    throw UsageError(what, "no interface of this machine has that address",
+                     "set MASTER_ADDR to an address of this machine, or start rank 0 where it is one");
+  }
+  throw DeviceError(what, why.message(),
                     "MASTER_ADDR is an address of rank 0's own machine, MASTER_PORT one that is free there");
 }
 
@@ -35,19 +41,20 @@ Door::Door(asio::io_context& context, const std::string& host, int port)
     : context_(context), acceptor_(context), pause_(context) {
   error_code error;
   const auto found = tcp::resolver(context).resolve(host, std::to_string(port), tcp::resolver::numeric_service, error);
-  if (error) cannot_listen(host, port, error.message());
+  if (error) throw no_such_address(0, host, error);
   at_ = found.begin()->endpoint();
   acceptor_.open(at_.protocol(), error);
   if (!error) acceptor_.set_option(tcp::acceptor::reuse_address(true), error);
   if (!error) acceptor_.bind(at_, error);
   if (!error) acceptor_.listen(asio::socket_base::max_listen_connections, error);
-  if (error) cannot_listen(host, port, error.message());
+  if (error) cannot_listen(host, port, error);
   at_ = acceptor_.local_endpoint();
 }
 
-void Door::open(std::string secret, OnRank on_rank) {
+void Door::open(std::string secret, OnRank on_rank, OnRefused on_refused) {
   secret_ = std::move(secret);
   on_rank_ = std::move(on_rank);
+  on_refused_ = std::move(on_refused);
   accept();
 }
 
@@ -92,11 +99,18 @@ void Door::answer_by(const GuestPtr& guest, void (Door::*step)(const GuestPtr&, 
 }
 
 void Door::challenge(const GuestPtr& guest, const Message& hello) {
-  if (hello.kind != MessageKind::hello || hello.fields.size() != 2 || hello.fields[0] != wire_magic ||
+  const bool is_known = hello.fields.size() == 2 || hello.fields.size() == 3;
+  if (hello.kind != MessageKind::hello || !is_known || hello.fields[0] != wire_magic ||
       hello.fields[1].size() != nonce_bytes) {
     return drop(guest);
   }
-  if (hello.number != wire_version) return refuse(guest, Refusal::version);
+  if (hello.number != wire_version) {
+    const std::string its = hello.fields.size() == 3 ? hello.fields[2] : "unknown";
+    return refuse(guest, Refusal::another_version,
+                  fmt::format("is of version {}, and rank 0 of {}", version_text(std::to_string(hello.number), its),
+                              version_text(std::to_string(wire_version), std::string(version))),
+                  "install one version on all machines");
+  }
   guest->nonces = {random_nonce(), hello.fields[1]};
   answer_by(guest, &Door::judge);
   guest->link->send({.kind = MessageKind::challenge, .fields = {guest->nonces.of_host}});
@@ -109,7 +123,9 @@ void Door::judge(const GuestPtr& guest, const Message& proof) {
   const auto expected = proof_of(secret_, guest->nonces, proof.number, static_cast<std::uint32_t>(count));
   if (!same_proof(expected, proof.fields[1])) {
     ++refused_;
-    return refuse(guest, Refusal::secret);
+    return refuse(guest, Refusal::another_secret,
+                  fmt::format("says that it is rank {}, and its secret differs from rank 0's", proof.number),
+                  "start all ranks of a launch with one TANDEM_TOKEN");
   }
   const std::shared_ptr<Link> link = guest->link;
   link->send({.kind = MessageKind::welcome,
@@ -119,10 +135,14 @@ void Door::judge(const GuestPtr& guest, const Message& proof) {
 }
 
 // The other side has its time to read why, and to close.
-void Door::refuse(const GuestPtr& guest, Refusal reason) {
+void Door::refuse(const GuestPtr& guest, Refusal reason, const std::string& why, const std::string& advice) {
   answer_by(guest, &Door::ignore);
-  guest->link->send({.kind = MessageKind::refused, .number = static_cast<std::uint32_t>(reason)});
+  Message refused{.kind = MessageKind::refused, .number = static_cast<std::uint32_t>(reason)};
+  if (reason == Refusal::another_version) refused.fields = {std::to_string(wire_version), std::string(version)};
+  guest->link->send(refused);
   guest->link->finish();
+  if (!on_refused_ || !told_.insert(reason).second) return;
+  on_refused_(fmt::format("a process at {} was refused: it {}; {}", guest->link->peer(), why, advice));
 }
 
 void Door::drop(const GuestPtr& guest) noexcept {

@@ -27,8 +27,12 @@ namespace tandem {
 namespace {
 
 constexpr std::size_t chunk = gloo_staging_bytes / 2;  // bytes each way at once
-constexpr std::chrono::seconds connecting_limit(2);    // Gloo waits five times as long
 constexpr int tries = 5;                               // to connect, where others connect to Gloo's ports first
+constexpr std::chrono::seconds word_limit(6);          // for a rank's first word over a connection
+
+/// Gloo waits five times as long, and nothing ends that: a rank that is killed meanwhile is to be missed within
+/// seconds. Later tries are for slower networks.
+constexpr std::chrono::milliseconds connecting_limit(int number) { return std::chrono::milliseconds(400 << number); }
 
 /// Keys and values of all ranks. All set theirs in the same order, so that each is a meeting.
 class MeetingStore final : public gloo::rendezvous::Store {
@@ -94,7 +98,8 @@ class GlooTransport final : public PeerTransport {
     std::chrono::milliseconds limit;
   };
 
-  std::string try_to_connect(Rendezvous& rendezvous, const std::vector<std::string>& words);
+  std::string try_to_connect(Rendezvous& rendezvous, const std::vector<std::string>& words,
+                             std::chrono::milliseconds limit);
   void use(std::shared_ptr<gloo::rendezvous::Context> context);
   void check_peers(const std::vector<std::string>& words);
   template <class Pieces>
@@ -132,13 +137,13 @@ GlooTransport::GlooTransport(Rendezvous& rendezvous, Device& device, double watc
   staging_ = device.allocate_pinned(gloo_staging_bytes, "gloo staging");
   const StopWhenBroken stopping(rendezvous, *this);
   const std::vector<std::string> words = rendezvous.meet(Rendezvous::of_others, "words of ranks", random_nonce());
-  for (int left = tries; left > 0; --left) {
-    const std::string error = try_to_connect(rendezvous, words);
+  for (int number = 0; number < tries; ++number) {
+    const std::string error = try_to_connect(rendezvous, words, connecting_limit(number));
     const auto errors = rendezvous.meet(Rendezvous::of_others, "connections of ranks", error);
     const auto failed = std::ranges::find_if(errors, [](const std::string& each) { return !each.empty(); });
     if (failed == errors.end()) return;
     use(nullptr);
-    if (left > 1) continue;
+    if (number + 1 < tries) continue;
     throw DeviceError(
         fmt::format("rank {} at {} cannot connect with the other ranks", failed - errors.begin(), rendezvous.address()),
         *failed, "let the machines of a launch reach each other by TCP at any port, and nobody else");
@@ -146,13 +151,14 @@ GlooTransport::GlooTransport(Rendezvous& rendezvous, Device& device, double watc
 }
 
 /// Connects all ranks, which do so at once. Returns why it could not be; empty where it is done.
-std::string GlooTransport::try_to_connect(Rendezvous& rendezvous, const std::vector<std::string>& words) {
+std::string GlooTransport::try_to_connect(Rendezvous& rendezvous, const std::vector<std::string>& words,
+                                          std::chrono::milliseconds limit) {
   constexpr std::size_t longest = 500;
   try {
     gloo::transport::tcp::attr attributes(rendezvous.address().c_str());
     auto device = gloo::transport::tcp::CreateDevice(attributes);
     auto context = std::make_shared<gloo::rendezvous::Context>(rank_.index, rank_.count);
-    context->setTimeout(connecting_limit);
+    context->setTimeout(limit);
     connect_all(*context, std::make_shared<MeetingStore>(rendezvous), device);
     use(std::move(context));
     check_peers(words);
@@ -176,7 +182,7 @@ void GlooTransport::use(std::shared_ptr<gloo::rendezvous::Context> context) {
 void GlooTransport::check_peers(const std::vector<std::string>& words) {
   const std::string& own = words[static_cast<std::size_t>(rank_.index)];
   // Other ranks may come here later by the time that connecting takes; a stranger in their place says nothing at all.
-  const Call call{.name = "connecting", .stream = {}, .limit = 3 * connecting_limit};
+  const Call call{.name = "connecting", .stream = {}, .limit = word_limit};
   std::copy_n(reinterpret_cast<const std::byte*>(own.data()), own.size(), sending());
   for (int distance = 1; distance < rank_.count; ++distance) {
     const int to = (rank_.index + distance) % rank_.count;

@@ -18,6 +18,10 @@ std::string text_of_broadcast(int root, std::size_t bytes) {
   return fmt::format("broadcast of {} bytes from rank {}", bytes, root);
 }
 
+std::string text_of_send(int from, int to, std::size_t bytes) {
+  return fmt::format("send of {} bytes from rank {} to rank {}", bytes, from, to);
+}
+
 std::string message_of(const std::exception_ptr& error) {
   try {
     if (error) std::rethrow_exception(error);
@@ -42,8 +46,8 @@ void require_parts(std::span<const ByteRange> parts, int count) {
   }
 }
 
-void require_root(int root, int count) {
-  if (root < 0 || root >= count) throw MisuseError(fmt::format("there is no rank {} to broadcast", root));
+void require_rank(int rank, int count, std::string_view action) {
+  if (rank < 0 || rank >= count) throw MisuseError(fmt::format("there is no rank {} to {}", rank, action));
 }
 
 }  // namespace tandem

@@ -80,7 +80,11 @@ bool on_one_machine(const Variables& variables, const Launcher& launcher, int co
 }
 
 std::string host_of(const Variables& variables, bool one_machine) {
-  if (const std::optional<std::string> given = variables.text("MASTER_ADDR")) return *given;
+  if (const std::optional<std::string> given = variables.text("MASTER_ADDR")) {
+    if (*given != "0.0.0.0" && *given != "::") return *given;
+    throw UsageError(fmt::format("MASTER_ADDR is '{}'", *given), "that is no address by which others find rank 0",
+                     "set it to an address of rank 0's machine, 127.0.0.1 where all ranks are on one");
+  }
   if (one_machine) return "127.0.0.1";
   const bool slurm = variables.text("SLURM_JOB_NODELIST").has_value();
   throw UsageError("MASTER_ADDR is not set", "ranks on several machines need the address of rank 0",

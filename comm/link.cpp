@@ -19,6 +19,11 @@ std::string text_of(const tcp::endpoint& endpoint) {
   return fmt::format("{}:{}", host, endpoint.port());
 }
 
+UsageError no_such_address(int rank, const std::string& host, const error_code& why) {
+  return UsageError(fmt::format("rank {}: MASTER_ADDR '{}' stands for no address", rank, host), why.message(),
+                    "set it to the name or number of an address of rank 0's machine");
+}
+
 namespace {
 
 std::string peer_of(const tcp::socket& socket) {
@@ -77,7 +82,7 @@ void Link::received() {
   std::optional<Message> message = decode(body_);
   body_ = std::string();  // also its memory
   if (!message) return end("it sent what is no message");
-  const OnMessage handler = on_message_;  // which may be replaced by what it does
+  const OnMessage handler = on_message_;  // copied: the handler may replace on_message_
   handler(std::move(*message));
   if (!closed_) receive_length();
 }

@@ -10,6 +10,7 @@
 #include <string>
 
 #include "comm/wire.hpp"
+#include "core/base/error.hpp"
 
 namespace tandem {
 
@@ -66,5 +67,7 @@ class Link : public std::enable_shared_from_this<Link> {
 
 /// "10.0.0.1:29400", "[::1]:29400".
 std::string text_of(const boost::asio::ip::tcp::endpoint& endpoint);
+/// Error of a rank that is told an address of rank 0 by a name which stands for none.
+UsageError no_such_address(int rank, const std::string& host, const boost::system::error_code& why);
 
 }  // namespace tandem

@@ -22,18 +22,25 @@
 namespace tandem {
 namespace {
 
+constexpr int every_rank = -1;
+
 /// A rank's contribution to a call. Owned by the caller, and read by others only while all of them are in the call.
 struct Call {
   std::string_view name;
   std::span<const ByteRange> parts{};  ///< parts of device memory; empty for calls about host memory
   int root = 0;                        ///< calls about host memory: the rank that sends
+  int receiver = every_rank;           ///< calls about host memory: the rank that receives
   std::size_t bytes = 0;               ///< calls about host memory: their length
   const std::byte* data = nullptr;     ///< bytes that the others read
 
   bool agrees_with(const Call& other) const {
-    return name == other.name && root == other.root && bytes == other.bytes && std::ranges::equal(parts, other.parts);
+    return name == other.name && root == other.root && receiver == other.receiver && bytes == other.bytes &&
+           std::ranges::equal(parts, other.parts);
   }
-  std::string text() const { return parts.empty() ? text_of_broadcast(root, bytes) : text_of_call(name, parts); }
+  std::string text() const {
+    if (!parts.empty()) return text_of_call(name, parts);
+    return receiver == every_rank ? text_of_broadcast(root, bytes) : text_of_send(root, receiver, bytes);
+  }
 };
 
 /// Shared state of all members: who has come to which call, and the error that has ended the group. A call meets twice:
@@ -209,6 +216,7 @@ class LocalGroup final : public Group {
   void all_gather(std::byte* buffer, std::span<const ByteRange> parts, StreamView stream) override;
   void all_to_all(const std::byte* from, std::span<const ByteRange> parts, std::byte* to, StreamView stream) override;
   void broadcast(Channel channel, int root, std::span<std::byte> bytes) override;
+  void send(Channel channel, int from, int to, std::span<std::byte> bytes) override;
   void fail(std::exception_ptr error) noexcept override { members_.fail(rank_, error); }
   void leave() noexcept override;
 
@@ -219,6 +227,7 @@ class LocalGroup final : public Group {
   void among_all(std::size_t meeting, const Call& call, const Body& body, const Finish& finish);
   template <class Pull>
   void on_devices(const Call& call, StreamView stream, const Pull& pull);
+  void on_hosts(Channel channel, const Call& call, std::span<std::byte> bytes);
   void come_to_rest(StreamView stream, std::string_view what) const noexcept;
   template <class Each>
   void for_peers(const Each& each) const;
@@ -328,16 +337,30 @@ void LocalGroup::all_to_all(const std::byte* from, std::span<const ByteRange> pa
 
 void LocalGroup::broadcast(Channel channel, int root, std::span<std::byte> bytes) {
   or_fail([&] {
-    require_root(root, members_.count());
-    const Call call{.name = "broadcast", .root = root, .bytes = bytes.size(), .data = bytes.data()};
-    among_all(
-        Members::of(channel), call,
-        [&](const std::vector<Call>& calls) {
-          if (rank_ == root || bytes.empty()) return;
-          std::memcpy(bytes.data(), calls[static_cast<std::size_t>(root)].data, bytes.size());
-        },
-        [] {});
+    require_rank(root, members_.count(), "broadcast");
+    on_hosts(channel, {.name = "broadcast", .root = root, .bytes = bytes.size(), .data = bytes.data()}, bytes);
   });
+}
+
+void LocalGroup::send(Channel channel, int from, int to, std::span<std::byte> bytes) {
+  or_fail([&] {
+    require_rank(from, members_.count(), "send");
+    require_rank(to, members_.count(), "send to");
+    on_hosts(channel, {.name = "send", .root = from, .receiver = to, .bytes = bytes.size(), .data = bytes.data()},
+             bytes);
+  });
+}
+
+/// Copies the root's bytes into `bytes` where this rank receives them.
+void LocalGroup::on_hosts(Channel channel, const Call& call, std::span<std::byte> bytes) {
+  const bool receives = rank_ != call.root && (call.receiver == every_rank || call.receiver == rank_);
+  among_all(
+      Members::of(channel), call,
+      [&](const std::vector<Call>& calls) {
+        if (!receives || bytes.empty()) return;
+        std::memcpy(bytes.data(), calls[static_cast<std::size_t>(call.root)].data, bytes.size());
+      },
+      [] {});
 }
 
 }  // namespace

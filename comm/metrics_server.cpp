@@ -98,8 +98,8 @@ class Connection : public std::enable_shared_from_this<Connection> {
     });
   }
 
-  /// Until the client has closed, or its time is over: closing on what nobody has read resets the connection, and the
-  /// client loses its answer.
+  /// Reads until the client has closed, or its time is over: closing on what nobody has read resets the connection, and
+  /// the client loses its answer.
   void drop_body() {
     buffer_.clear();
     stream_.async_read_some(buffer_.prepare(buffer_limit), [self = shared_from_this()](error_code error, std::size_t) {
@@ -158,7 +158,8 @@ struct MetricsServer::Impl {
     });
   }
 
-  /// Until it is stopped. What a handler cannot have, memory above all, costs its connection and never the training.
+  /// Serves until it is stopped. What a handler cannot have, memory above all, costs its connection and never the
+  /// training.
   void serve() noexcept {
     while (true) {
       try {

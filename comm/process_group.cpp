@@ -32,6 +32,7 @@ class ProcessGroup final : public Group {
   void all_gather(std::byte* buffer, std::span<const ByteRange> parts, StreamView stream) override;
   void all_to_all(const std::byte* from, std::span<const ByteRange> parts, std::byte* to, StreamView stream) override;
   void broadcast(Channel channel, int root, std::span<std::byte> bytes) override;
+  void send(Channel channel, int from, int to, std::span<std::byte> bytes) override;
   void fail(std::exception_ptr error) noexcept override { rendezvous_->fail(error); }
   void leave() noexcept override;
 
@@ -41,6 +42,7 @@ class ProcessGroup final : public Group {
   template <class Check, class Body>
   void move(std::string_view name, std::span<const ByteRange> parts, StreamView stream, const Check& check,
             const Body& body);
+  void carry(Channel channel, const std::string& call, int from, Rendezvous::Receiver to, std::span<std::byte> bytes);
   void require_memory(const std::byte* data, ByteRange part, std::string_view action) const;
   std::exception_ptr cause() const;
 
@@ -118,20 +120,35 @@ std::exception_ptr ProcessGroup::cause() const {
 
 void ProcessGroup::broadcast(Channel channel, int root, std::span<std::byte> bytes) {
   or_fail([&] {
-    require_root(root, rank().count);
-    const std::string call = text_of_broadcast(root, bytes.size());
-    std::size_t done = 0;
-    do {
-      const std::size_t size = std::min(value_limit, bytes.size() - done);
-      std::string value;
-      if (rank().index == root) value.assign(reinterpret_cast<const char*>(bytes.data()) + done, size);
-      const auto values = rendezvous_->meet(static_cast<std::size_t>(channel), call, std::move(value));
-      const std::string& sent = values[static_cast<std::size_t>(root)];
-      if (sent.size() != size) throw DeviceError("a broadcast between ranks brought another number of bytes");
-      if (size > 0) std::memcpy(bytes.data() + done, sent.data(), size);
-      done += size;
-    } while (done < bytes.size());
+    require_rank(root, rank().count, "broadcast");
+    carry(channel, text_of_broadcast(root, bytes.size()), root, std::nullopt, bytes);
   });
+}
+
+void ProcessGroup::send(Channel channel, int from, int to, std::span<std::byte> bytes) {
+  or_fail([&] {
+    require_rank(from, rank().count, "send");
+    require_rank(to, rank().count, "send to");
+    const std::string call = text_of_send(from, to, bytes.size());
+    carry(channel, call, from, to, from == to ? bytes.first(0) : bytes);
+  });
+}
+
+/// Carries bytes of rank `from` to rank `to`, or to all, in meetings of at most value_limit bytes.
+void ProcessGroup::carry(Channel channel, const std::string& call, int from, Rendezvous::Receiver to,
+                         std::span<std::byte> bytes) {
+  const bool receives = !to || *to == rank().index;
+  std::size_t done = 0;
+  do {
+    const std::size_t size = std::min(value_limit, bytes.size() - done);
+    std::string value;
+    if (rank().index == from) value.assign(reinterpret_cast<const char*>(bytes.data()) + done, size);
+    const auto values = rendezvous_->meet(static_cast<std::size_t>(channel), call, std::move(value), to);
+    const std::string& sent = values[static_cast<std::size_t>(from)];
+    if (sent.size() != (receives ? size : 0)) throw DeviceError("ranks were brought another number of bytes than sent");
+    if (!sent.empty()) std::memcpy(bytes.data() + done, sent.data(), sent.size());
+    done += size;
+  } while (done < bytes.size());
 }
 
 }  // namespace

@@ -17,7 +17,7 @@ std::string random_nonce();
 /// Random bytes of both sides of a handshake.
 struct Nonces {
   std::string of_host;    ///< rank 0's
-  std::string of_member;  ///< those of who connects
+  std::string of_member;  ///< bytes of the rank that connects
 };
 
 /// Proof of rank `rank` of `count`. That of rank 0, which answers, is different for every connection too.

@@ -68,8 +68,8 @@ class Rendezvous::Impl {
   Rank rank() const noexcept { return options_.rank; }
   const std::string& address() const noexcept { return address_; }
   Mailbox& mailbox() noexcept { return mailbox_; }
-  /// Sends a message of this rank to rank 0.
-  void say(Message message);
+  /// Sends a message of this rank to rank 0; `receiver`: of the values of the meeting to which it comes.
+  void say(Message message, Receiver receiver = {});
   void leave() noexcept;
 
  private:
@@ -77,10 +77,12 @@ class Rendezvous::Impl {
   void serve() noexcept;
   void begin_as_host();
   void begin_as_member();
-  void say_now(const Message& message);
+  void say_now(const Message& message, Receiver receiver = {});
+  void notice(const std::string& line);
+  void deliver(const Message& message);
   // Rank 0's side.
   void enter(int rank, int count, const std::shared_ptr<Link>& link);
-  void take(int rank, const Message& message);
+  void take(int rank, const Message& message, Receiver receiver = {});
   void tell(int rank, const Message& message);
   void lose_silent_ranks();
   // The side of the other ranks.
@@ -137,7 +139,7 @@ Rendezvous::Impl::~Impl() {
   thread_.join();
 }
 
-/// Until it is stopped. An exception of a handler, for want of memory above all, ends the group for this rank.
+/// Serves until it is stopped. An exception of a handler, for want of memory above all, ends the group for this rank.
 void Rendezvous::Impl::serve() noexcept {
   wake_promptly();
   while (true) {
@@ -160,8 +162,9 @@ void Rendezvous::Impl::begin_as_host() {
     address_ = door_->address();
     from = fmt::format("{}:{}", options_.host, door_->port());
     if (options_.listening) options_.listening(door_->port());
-    door_->open(options_.secret,
-                [this](int rank, int ranks, const std::shared_ptr<Link>& link) { enter(rank, ranks, link); });
+    door_->open(
+        options_.secret, [this](int rank, int ranks, const std::shared_ptr<Link>& link) { enter(rank, ranks, link); },
+        options_.warning);
   }
   assembly_->enter(0, count, from);
   say(message_of(options_.facts));
@@ -174,17 +177,30 @@ void Rendezvous::Impl::begin_as_member() {
                    .host = options_.host,
                    .port = options_.port,
                    .secret = options_.secret,
-                   .seconds = options_.limits.join_seconds},
+                   .seconds = options_.limits.join_seconds,
+                   .silent_seconds = options_.limits.silent_seconds,
+                   .notice = [this](const std::string& line) { notice(line); }},
       [this](std::shared_ptr<Link> link, std::exception_ptr error) { arrived(std::move(link), std::move(error)); });
 }
 
-void Rendezvous::Impl::say(Message message) {
-  asio::post(context_, [this, message = std::move(message)] { say_now(message); });
+void Rendezvous::Impl::say(Message message, Receiver receiver) {
+  asio::post(context_, [this, message = std::move(message), receiver] { say_now(message, receiver); });
 }
 
-void Rendezvous::Impl::say_now(const Message& message) {
-  if (is_host()) return take(0, message);
+// All ranks name one receiver: rank 0, which hands the values out, goes by its own word.
+void Rendezvous::Impl::say_now(const Message& message, Receiver receiver) {
+  if (is_host()) return take(0, message, receiver);
   if (links_[0]) links_[0]->send(message);
+}
+
+void Rendezvous::Impl::notice(const std::string& line) {
+  if (options_.notice) options_.notice(fmt::format("rank {}: {}", options_.rank.index, line));
+}
+
+/// A message of rank 0 to this rank.
+void Rendezvous::Impl::deliver(const Message& message) {
+  if (message.kind != MessageKind::waiting) return mailbox_.deliver(message);
+  if (!message.fields.empty()) notice(message.fields[0]);
 }
 
 // -- rank 0 -------------------------------------------------------------------------------------------
@@ -206,13 +222,13 @@ void Rendezvous::Impl::enter(int rank, int count, const std::shared_ptr<Link>& l
                member_limit(1));
 }
 
-void Rendezvous::Impl::take(int rank, const Message& message) {
-  assembly_->take(rank, message, trace_now());
+void Rendezvous::Impl::take(int rank, const Message& message, Receiver receiver) {
+  assembly_->take(rank, message, trace_now(), receiver);
   if (assembly_->started() && door_) door_->close();
 }
 
 void Rendezvous::Impl::tell(int rank, const Message& message) {
-  if (rank == 0) return mailbox_.deliver(message);
+  if (rank == 0) return deliver(message);
   if (const auto& link = links_[static_cast<std::size_t>(rank)]) link->send(message);
 }
 
@@ -249,7 +265,7 @@ void Rendezvous::Impl::arrived(std::shared_ptr<Link> link, std::exception_ptr er
 
 void Rendezvous::Impl::hear(const Message& message) {
   if (message.kind == MessageKind::leave) host_has_left_ = true;
-  mailbox_.deliver(message);
+  deliver(message);
 }
 
 void Rendezvous::Impl::lose_host(const std::string& why) {
@@ -272,6 +288,7 @@ void Rendezvous::Impl::tick() {
   if (now - ticked_ > silence_ / 2) awake_since_ = now;  // the others' messages are still to be read
   ticked_ = now;
   if (assembly_) assembly_->look(trace_now(), door_ ? door_->refused() : 0);
+  if (visit_) visit_->look(trace_now());
   if (now - pinged_ >= silence_ / pings_in_silence) {
     pinged_ = now;
     for (const auto& link : links_) {
@@ -344,13 +361,18 @@ Rank Rendezvous::rank() const noexcept { return impl_->rank(); }
 
 const std::string& Rendezvous::address() const noexcept { return impl_->address(); }
 
-std::vector<std::string> Rendezvous::meet(std::size_t meeting, const std::string& call, std::string value) {
+std::vector<std::string> Rendezvous::meet(std::size_t meeting, const std::string& call, std::string value,
+                                          Receiver receiver) {
   if (value.size() > value_limit) {
     throw MisuseError(fmt::format("a rank brings {} bytes to a meeting, which takes {}", value.size(), value_limit));
   }
+  if (receiver && (*receiver < 0 || *receiver >= rank().count)) {
+    throw MisuseError(fmt::format("there is no rank {} of {} to get values", *receiver, rank().count));
+  }
   impl_->mailbox().begin(meeting, call.substr(0, call.find(' ')));
   impl_->say(
-      {.kind = MessageKind::call, .number = static_cast<std::uint32_t>(meeting), .fields = {call, std::move(value)}});
+      {.kind = MessageKind::call, .number = static_cast<std::uint32_t>(meeting), .fields = {call, std::move(value)}},
+      receiver);
   return impl_->mailbox().wait_for(meeting);
 }
 

@@ -5,6 +5,7 @@
 #include <exception>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -23,6 +24,10 @@ struct RendezvousOptions {
   AssemblyLimits limits;           ///< seconds until ranks are no longer waited for; rank 0's count
   double silence_seconds = 10.0;   ///< without a sign of life until a rank counts as lost; a fifth of it between two
   std::function<void(int port)> listening{};  ///< called on rank 0 before it waits for the others
+  /// Take lines until all are there, on a thread of the rendezvous: for whom this rank waits, where that takes longer
+  /// than limits.silent_seconds; and on rank 0 who was refused.
+  std::function<void(const std::string& line)> notice{};
+  std::function<void(const std::string& line)> warning{};
 };
 
 /// One rank's end. A thread of its own keeps the connection alive, and learns of the end of any rank whatever the
@@ -34,10 +39,14 @@ class Rendezvous {
   static constexpr std::size_t of_devices = channel_count;
   static constexpr std::size_t of_others = channel_count + 1;
 
+  /// The rank that alone gets the values of a meeting; none: all do.
+  using Receiver = std::optional<int>;
+
   /// Blocks until all ranks are there and agree, at most for limits.join_seconds. From then on nothing listens. A group
   /// of one neither listens nor connects. Throws, on every rank that has come: UsageError where ranks have one number,
-  /// another number of ranks, other facts or another secret; DeviceError where an address cannot be had or reached, or
-  /// a rank has not come (all are named); PeerError where one is lost meanwhile.
+  /// another number of ranks, other facts, another secret, or an address that is not one of rank 0's machine;
+  /// DeviceError where an address cannot be had or reached, or a rank has not come (all are named); PeerError where one
+  /// is lost meanwhile.
   explicit Rendezvous(RendezvousOptions options);
   /// Leaves.
   ~Rendezvous();
@@ -52,8 +61,10 @@ class Rendezvous {
   /// Meets all ranks, each of which brings a value of at most value_limit bytes. Blocks; returns the values by rank.
   /// `call` says what the meeting is for, its first word in errors; it must be the same text on all ranks (MisuseError
   /// on all). Throws what has ended the group, unless all have come: PeerError, StalledError; MisuseError where this
-  /// rank is in such a meeting already, which does not end the group by itself.
-  std::vector<std::string> meet(std::size_t meeting, const std::string& call, std::string value);
+  /// rank is in such a meeting already, which does not end the group by itself. With a `receiver`, which `call` names,
+  /// that rank alone gets the values, and the others as many empty ones.
+  std::vector<std::string> meet(std::size_t meeting, const std::string& call, std::string value,
+                                Receiver receiver = {});
 
   /// Tells all ranks that this one cannot go on, which ends the group. The error names the first that failed.
   void fail(const std::exception_ptr& error) noexcept;

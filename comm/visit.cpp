@@ -2,10 +2,13 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <boost/asio/connect.hpp>
 #include <utility>
 
 #include "core/base/error.hpp"
+#include "core/base/trace.hpp"
+#include "core/base/version.hpp"
 
 namespace tandem {
 
@@ -15,6 +18,8 @@ using boost::system::error_code;
 
 Visit::Visit(asio::io_context& context, VisitOptions options, Done done)
     : options_(std::move(options)),
+      began_(trace_now()),
+      reminder_(began_, options_.silent_seconds),
       done_(std::move(done)),
       resolver_(context),
       socket_(context),
@@ -37,7 +42,7 @@ void Visit::try_once() {
   resolver_.async_resolve(options_.host, std::to_string(options_.port), tcp::resolver::numeric_service,
                           [this](const error_code& error, const tcp::resolver::results_type& found) {
                             if (stopped_) return;
-                            if (error) return try_again(error.message());
+                            if (error) return not_found(error);
                             asio::async_connect(socket_, found, [this](const error_code& failed, const tcp::endpoint&) {
                               if (stopped_) return;
                               if (failed) return try_again(failed.message());
@@ -46,14 +51,23 @@ void Visit::try_once() {
                           });
 }
 
+/// A name that stands for nothing now will not later. A name server that does not answer may.
+void Visit::not_found(const error_code& error) {
+  if (error == asio::error::host_not_found_try_again && --lookups_left_ > 0) {
+    return try_again(error.message(), between_lookups);
+  }
+  finish(nullptr, std::make_exception_ptr(no_such_address(options_.rank.index, options_.host, error)));
+}
+
 void Visit::connected(tcp::socket socket) {
   link_ = std::make_shared<Link>(std::move(socket), stranger_limit);
   link_->handle([this](const Message& message) { answer(message); },
                 [this](const std::string& reason) { try_again(reason); }, stranger_limit);
   link_->start();
   nonces_ = {.of_host = "", .of_member = random_nonce()};
-  link_->send(
-      {.kind = MessageKind::hello, .number = wire_version, .fields = {std::string(wire_magic), nonces_.of_member}});
+  link_->send({.kind = MessageKind::hello,
+               .number = wire_version,
+               .fields = {std::string(wire_magic), nonces_.of_member, std::string(version)}});
 }
 
 void Visit::answer(const Message& message) {
@@ -66,17 +80,25 @@ void Visit::answer(const Message& message) {
                         .number = rank,
                         .fields = {std::to_string(count), proof_of(options_.secret, nonces_, rank, count)}});
   }
-  if (message.kind == MessageKind::refused) {
-    const bool version = message.number == static_cast<std::uint32_t>(Refusal::version);
-    return finish(nullptr, std::make_exception_ptr(UsageError(
-                               fmt::format("rank {} is refused by rank 0 at {}", options_.rank.index, target()),
-                               version ? "that is another version of tandem" : "it has another secret",
-                               version ? "install one version on all machines"
-                                       : "start all ranks of a launch with one TANDEM_TOKEN")));
-  }
+  if (message.kind == MessageKind::refused) return refused(message);
   if (message.kind == MessageKind::welcome && message.fields.size() == 1) return welcomed(message);
   link_->close();
   try_again("another program answers there");
+}
+
+void Visit::refused(const Message& message) {
+  const int rank = options_.rank.index;
+  std::string why = "its secret differs from rank 0's";
+  std::string advice = "start all ranks of a launch with one TANDEM_TOKEN";
+  if (message.number == static_cast<std::uint32_t>(Refusal::another_version)) {
+    const bool told = message.fields.size() == 2;
+    why = fmt::format("they differ in version: {} (rank 0), {} (rank {})",
+                      told ? version_text(message.fields[0], message.fields[1]) : "another",
+                      version_text(std::to_string(wire_version), std::string(version)), rank);
+    advice = "install one version on all machines";
+  }
+  finish(nullptr, std::make_exception_ptr(
+                      UsageError(fmt::format("rank {} is refused by rank 0 at {}", rank, target()), why, advice)));
 }
 
 void Visit::welcomed(const Message& message) {
@@ -89,9 +111,15 @@ void Visit::welcomed(const Message& message) {
   finish(std::exchange(link_, nullptr), nullptr);
 }
 
-void Visit::try_again(const std::string& why) {
+void Visit::look(double now) {
+  if (stopped_ || !reminder_.due(now) || !options_.notice) return;
+  options_.notice(fmt::format("waiting for rank 0 at {}: {}; trying for another {:.0f} s", target(), why_,
+                              std::max(0.0, began_ + options_.seconds - now)));
+}
+
+void Visit::try_again(const std::string& why, std::chrono::milliseconds after) {
   why_ = why;
-  timer_.expires_after(between_tries);
+  timer_.expires_after(after);
   timer_.async_wait([this](const error_code& stopped) {
     if (!stopped && !stopped_) try_once();
   });

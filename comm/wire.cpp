@@ -1,11 +1,14 @@
 #include "comm/wire.hpp"
 
+#include <fmt/format.h>
+
 #include "core/base/error.hpp"
 
 namespace tandem {
 namespace {
 
 constexpr std::size_t head_bytes = 1 + 4 + 4;  // kind, number, number of fields
+constexpr std::size_t longest_shown = 120;     // characters
 
 void append(std::string& to, std::size_t number) {
   for (int shift = 24; shift >= 0; shift -= 8) to += static_cast<char>(number >> shift & 0xFF);
@@ -81,6 +84,18 @@ std::optional<Message> decode(std::string_view bytes) {
   }
   if (!reader.done()) return std::nullopt;
   return message;
+}
+
+std::string version_text(const std::string& messages, const std::string& tandem) {
+  return fmt::format("'{}' with messages {}", shown(tandem), shown(messages));
+}
+
+std::string shown(std::string text) {
+  if (text.size() > longest_shown) text = text.substr(0, longest_shown) + "...";
+  for (char& c : text) {
+    if (static_cast<unsigned char>(c) < 0x20) c = ' ';
+  }
+  return text;
 }
 
 }  // namespace tandem

@@ -13,26 +13,28 @@ namespace tandem {
 
 /// Kinds of messages. `number` and `fields` of each: in the comment.
 enum class MessageKind : std::uint8_t {
-  hello = 1,  ///< from who connects. number: wire_version; fields: magic, nonce
+  hello = 1,  ///< from who connects. number: wire_version; fields: magic, nonce, version of tandem
   challenge,  ///< the answer. fields: nonce
   proof,      ///< number: the rank; fields: digits of the number of ranks, proof of the secret
   welcome,    ///< fields: rank 0's own proof
-  refused,    ///< to who has no proof. number: a Refusal
-  facts,      ///< fields: names and values in turn, which all ranks must share
-  start,      ///< all ranks are there and agree
-  call,       ///< a rank comes to a meeting. number: the meeting; fields: name of the call, value
-  met,        ///< all have come. number: the meeting; fields: the values by rank
-  failed,     ///< a rank cannot go on. fields: reason
-  leave,      ///< a rank makes no more calls
-  ended,      ///< the end of the group, told to all. number: an Ending; fields: reason
-  ping,       ///< nothing but a sign of life
+  refused,  ///< to who has no proof. number: a Refusal; fields: for a version its wire_version, in digits, and version
+            ///< of tandem
+  facts,    ///< fields: names and values in turn, which all ranks must share
+  start,    ///< all ranks are there and agree
+  call,     ///< a rank comes to a meeting. number: the meeting; fields: name of the call, value
+  met,      ///< all have come. number: the meeting; fields: the values by rank
+  failed,   ///< a rank cannot go on. fields: reason
+  leave,    ///< a rank makes no more calls
+  ended,    ///< the end of the group, told to all. number: an Ending; fields: reason
+  ping,     ///< nothing but a sign of life
+  waiting,  ///< to ranks that are there, while others are not. fields: a line that says for whom all wait
 };
-constexpr auto last_message_kind = MessageKind::ping;
+constexpr auto last_message_kind = MessageKind::waiting;
 
 /// Reasons to refuse a connection, told to who connects.
-enum class Refusal : std::uint32_t { version = 1, secret = 2 };
+enum class Refusal : std::uint32_t { another_version = 1, another_secret = 2 };
 
-constexpr std::uint32_t wire_version = 1;
+constexpr std::uint32_t wire_version = 2;
 constexpr std::string_view wire_magic = "tandem-ranks";
 
 struct Message {
@@ -55,5 +57,10 @@ std::string encode(const Message& message);
 std::size_t decode_length(std::span<const std::uint8_t, length_bytes> bytes) noexcept;
 /// A message without its length; nothing where the bytes are none. Takes at most a small multiple of their memory.
 std::optional<Message> decode(std::string_view bytes);
+
+/// "'0.1.0' with messages 2": version of tandem and of its messages, as another process may have told them.
+std::string version_text(const std::string& messages, const std::string& tandem);
+/// Text of another process as part of a line: cut where it is long, without control characters.
+std::string shown(std::string text);
 
 }  // namespace tandem

@@ -22,7 +22,7 @@ void allow_many_open_files() {
   rlimit limit{};
   if (::getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur == limit.rlim_max) return;
   limit.rlim_cur = limit.rlim_max;
-  ::setrlimit(RLIMIT_NOFILE, &limit);  // where it is refused, opening says what is lacking
+  ::setrlimit(RLIMIT_NOFILE, &limit);  // a refusal is told by opening, which says what is lacking
 }
 
 }  // namespace

@@ -1,5 +1,5 @@
 #pragma once
-// Which files the user's names stand for, and how the tokens lie in them. Internal to data.
+// Files that the user's names stand for, and the layout of the tokens in them. Internal to data.
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
@@ -31,7 +31,7 @@ FoundFiles files_of(const std::filesystem::path& name);
 /// Whether its name ends in `.bin` or `.npy`.
 bool is_token_file(const std::filesystem::path& file);
 
-/// Where the mask of a `.bin` lies: NAME.mask.bin beside NAME.bin.
+/// Mask of a `.bin`: NAME.mask.bin beside NAME.bin.
 std::filesystem::path mask_of(const std::filesystem::path& bin);
 bool is_mask(const std::filesystem::path& file);
 

@@ -493,7 +493,7 @@ void TokenSource::read_record_starts(std::int64_t position, std::span<std::int32
                  read_tokens(segment, index, part);
                  for (std::int32_t& value : part) value = value == segment.end_token ? 1 : 0;
                });
-  // So does the first token of a file.
+  // The first token of a file begins a document, too.
   for (const Segment& segment : segments_) {
     const std::int64_t at = segment.begin - position;
     if (at >= 0 && at < std::ssize(starts)) starts[static_cast<std::size_t>(at)] = 1;

@@ -91,7 +91,7 @@ class TokenSource {
     std::int64_t begin = 0;  // position of its first token in the row
     std::int64_t count = 0;
     std::int64_t end_token = -1;  // ends a document, where documents are records
-    std::int64_t records = -1;    // as its description counts them
+    std::int64_t records = -1;    // number of records that its description counts
     std::string mask_hash{};
   };
   struct Checked {

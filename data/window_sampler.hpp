@@ -1,5 +1,5 @@
 #pragma once
-// Which window of the data comes next. In a stream, window i of length L feeds tokens [iL, iL + L) and
+// Order of the windows of the data. In a stream, window i of length L feeds tokens [iL, iL + L) and
 // predicts [iL + 1, iL + L + 1); an incomplete last one is dropped. In rows, also packed ones, window i is row i: its
 // tokens but the last are fed, those but the first predicted, and what is left of L is padding that is no target.
 #include <cstdint>
@@ -47,7 +47,7 @@ class Permutation {
 /// Each epoch visits every window once, in an order that depends on seed and epoch alone.
 class WindowSampler {
  public:
-  /// Where the sampler stands: all there is to save.
+  /// Position of the sampler: all there is to save.
   struct State {
     std::uint64_t seed = 0;
     std::int64_t windows = 0;

@@ -28,7 +28,7 @@ void require(const fs::path& path, int error) {
                    "check the folder, its permissions and the free space");
 }
 
-/// Where a file is written before it takes its place.
+/// Path at which a file is written before it takes its place.
 fs::path beside_of(fs::path file) { return file += ".tmp"; }
 
 }  // namespace

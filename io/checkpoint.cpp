@@ -199,7 +199,7 @@ CheckpointFile write_state(const fs::path& file, const CheckpointContent& conten
   return {state_name, writer.bytes(), writer.hash()};
 }
 
-/// Under their own names they must not replace each other, nor what makes up a checkpoint.
+/// Checks the names of added files: they must not replace each other, nor what makes up a checkpoint.
 void check_names(const std::vector<FileBeside>& beside) {
   std::set<std::string> names = {manifest_name, state_name};
   for (const auto& [from, name] : beside) {

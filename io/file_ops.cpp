@@ -62,7 +62,7 @@ int FileOps::make_directories(const fs::path& directory) {
       if (errno != EEXIST) return errno;
       continue;
     }
-    // Its name lies in the folder above, and what is saved below is lost with it.
+    // The new folder's name lies in the folder above, and what is saved below is lost with it.
     const int error = flush_directory(above.empty() ? "." : above);
     if (error != 0 && error != EACCES) return error;  // one that may be written to may still hide its names
   }

@@ -65,7 +65,7 @@ struct Manifest {
   std::int64_t sampler_position = 0;
   std::vector<CheckpointMixPart> mix;      ///< sources of --mix, in its order; else empty
   std::string data_digest;                 ///< digest of the data's content; empty: not known, as in older checkpoints
-  Optimizer optimizer = Optimizer::adamw;  ///< whose state it is
+  Optimizer optimizer = Optimizer::adamw;  ///< optimizer of the state
   std::string adapter;      ///< adapters that the run trains, JSON as PEFT's adapter_config.json; empty: none
   std::string base_format;  ///< format of frozen matrices, "bf16"; empty where frozen parameters are in the checkpoint
   /// Path or name of the model that has the frozen parameters, where adapters do not name it; empty: random weights by

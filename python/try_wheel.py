@@ -13,7 +13,7 @@ import sys
 import time
 from pathlib import Path
 
-MOST_SECONDS = 60  # of the import and ten steps
+MOST_SECONDS = 60  # limit for the import and ten steps
 
 TRAINING = """
 import numpy as np, tandem, tandem.program

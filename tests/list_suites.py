@@ -19,7 +19,7 @@ import tempfile
 
 
 def listing(program):
-    """What the program says of its suites, without running any."""
+    """List that the program prints of its suites, without running any."""
     with tempfile.TemporaryDirectory() as folder:
         path = os.path.join(folder, "listing.json")
         environment = dict(os.environ, ASAN_OPTIONS="detect_leaks=0")
@@ -64,7 +64,7 @@ def cases_of(program, patterns):
 
 
 def labels_of(case, options):
-    """In the order in which they follow an entry's name; `sanitize` does not."""
+    """Labels of a case, in the order in which they follow an entry's name; `sanitize` does not."""
     labels = []
     if case.matches(options.long):
         labels.append("long")

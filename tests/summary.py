@@ -24,7 +24,7 @@ def cases(results, name):
             found = [case for suite in json.load(file)["testsuites"] for case in suite["testsuite"]]
     except (OSError, ValueError):
         return None
-    # Of a suite that is divided, or chosen from, the others are named too.
+    # A suite that is divided, or chosen from, names the other cases too.
     found = [case for case in found if case["status"] == "RUN"]
     skipped = sum(case["result"] == "SKIPPED" for case in found)
     failed = sum("failures" in case for case in found)
@@ -38,7 +38,7 @@ def was_skipped(entry):
 
 
 def runs(tree):
-    """Of each entry of CTest that ran in a tree."""
+    """Results of each entry of CTest that ran in a tree."""
     try:
         root = xml.etree.ElementTree.parse(os.path.join(tree, "test.xml")).getroot()
     except (OSError, xml.etree.ElementTree.ParseError) as error:
@@ -74,7 +74,7 @@ def count(trees):
 
 
 def first_sentence(path):
-    """Of the comment or the docstring that a source file begins with."""
+    """First sentence of the comment or the docstring that a source file begins with."""
     try:
         with open(path) as file:
             text = file.read(4000)

@@ -1,4 +1,4 @@
-"""The same GPT-2 under DeepSpeed's ZeRO-3 with parameters and optimizer state on the host, bf16.
+"""GPT-2 under DeepSpeed's ZeRO-3 with parameters and optimizer state on the host, bf16.
 
 deepspeed_gpt2.py [TOKENS.bin] --steps N --sequence T --batch B [--shape NAME] prints a JSON line: seconds of each step,
 start to start, the losses, and the most memory that PyTorch took on the GPU (0 where there is none).

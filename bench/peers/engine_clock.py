@@ -13,7 +13,7 @@ from tandem.pytorch.streaming import StreamOptimizer
 from tandem.pytorch.unit_arguments import UnitArguments
 from tandem.pytorch.unit_pass import UnitPass
 
-#: Where the training thread enters the engine's code, and where that calls the module.
+#: Functions by which the training thread enters the engine's code, and by which that calls the module.
 ENTRIES = {UnitPass: ("run", "_pack", "_pack_weights", "_made_again", "_part_again", "finish"),
            StreamRuntime: ("_begin_step", "enter_module", "leave_module", "_end_backward"),
            EngineOptimizer: ("step", "clip_by_engine"), StreamOptimizer: ("zero_grad",)}

@@ -14,7 +14,7 @@ LR, BETAS, EPS, WEIGHT_DECAY = 1e-3, (0.9, 0.95), 1e-8, 0.1
 
 
 def spread(count, factor, shift):
-    """As in adam_race.cpp: evenly spread over [-1/2, 1/2). In parts, so that temporaries stay small."""
+    """Values of adam_race.cpp, evenly spread over [-1/2, 1/2). Made in parts, so that temporaries stay small."""
     values = torch.empty(count, dtype=torch.float32)
     part = 1 << 22
     for begin in range(0, count, part):

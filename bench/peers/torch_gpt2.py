@@ -24,7 +24,7 @@ class Shape:
     width: int
     vocabulary: int = 50257
     positions: int = 1024
-    rows: int = 0  # of the embedding, which is the head too, where it has more than the vocabulary
+    rows: int = 0  # rows of the embedding, which is the head too, where it has more than the vocabulary
 
 
 # 50,257 columns of logits lie askew in a GPU's memory: on one the head is padded, as is usual.

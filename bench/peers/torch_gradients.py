@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 
 TEXTS = Path("/usr/share/common-licenses")
-WIDTH, LAYERS, HEADS, CONTEXT, BATCH, ROWS = 192, 4, 6, 128, 8, 4096  # of the embedding's rows bytes touch a few only
+WIDTH, LAYERS, HEADS, CONTEXT, BATCH, ROWS = 192, 4, 6, 128, 8, 4096  # bytes touch a few of the ROWS only
 RATE, WARM_UP, CLIP = 1e-3, 20, 1.0
 
 

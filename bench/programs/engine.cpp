@@ -64,7 +64,7 @@ OffloadOptions options_of(const std::string& policy) {
   options.subgroup_size = layout_quantum;
   options.resident_layers = 0;
   options.prefetch_layers = 2;
-  options.speculate = Speculate::off;  // as many tasks in every step
+  options.speculate = Speculate::off;  // makes the number of tasks the same in every step
   return options;
 }
 

@@ -37,7 +37,7 @@ struct Heads {
   AttentionShape shape;
 };
 
-/// Of a mixture of experts.
+/// Sizes of a mixture of experts.
 struct Experts {
   std::string name;
   std::int64_t tokens, channels, inner, experts, choices;
@@ -45,7 +45,7 @@ struct Experts {
   std::int64_t rows() const { return tokens * choices; }
 };
 
-/// What is measured.
+/// Sizes of everything that is measured.
 struct Sizes {
   std::int64_t elements, channels, head_dim;
   std::vector<Product> products;
@@ -194,7 +194,7 @@ class Gpu {
   MemoryBlock block_, scratch_;
 };
 
-/// What can be done over and over. `bytes` and `flop` of one time; 0: not counted.
+/// Work that can be done over and over. `bytes` and `flop` of one time; 0: not counted.
 struct Work {
   double bytes = 0.0;
   double flop = 0.0;
@@ -252,7 +252,7 @@ void add_update(Gpu& gpu, const std::string& name, StateFormat format) {
     const std::int64_t count = g.sizes().elements;
     const AdamPiece piece{
         {g.slot<void*>(0), g.slot<void*>(2), g.slot<void*>(4)}, g.slot<bf16>(6), g.slot<bf16>(7), count, format, 0};
-    // Of bytes as they come, some blocks would be NaN and stay it.
+    // Moments of random bytes would leave NaNs in some blocks, and stay so.
     if (format == StateFormat::byte_moments) {
       g.device().fill_zero(piece.state.m, m_bytes(format, count), g.stream());
       g.device().fill_zero(piece.state.v, v_bytes(format, count), g.stream());
@@ -363,7 +363,7 @@ struct ExpertOperands {
   TensorView x, y, w, gate, up, act, dx, dw;  ///< x and y of tokens, the others but weights of rows
 };
 
-/// With tokens routed by logits as they come: to some experts more than to others.
+/// Operands of experts, with tokens routed by logits as they come: to some experts more than to others.
 ExpertOperands take_experts(Gpu& g) {
   const Experts& s = g.sizes().experts;
   Gpu::Taker taker(g);
@@ -414,7 +414,8 @@ void add_experts(Gpu& gpu) {
            [](Gpu& g, const ExpertOperands& o) { g.ops().sum_rows(o.dx, o.routing, o.x, o.y, g.stream()); });
 }
 
-/// Of the lower triangle alone, as the literature counts: two products of (T, T) with each head forward, five backward.
+/// FLOP of the lower triangle alone, as the literature counts: two products of (T, T) with each head forward, five
+/// backward.
 double attention_flop(const AttentionShape& s, bool backward) {
   return (backward ? 5.0 : 2.0) * static_cast<double>(s.batch * s.heads * s.head_dim) *
          static_cast<double>(s.sequence * s.sequence);
@@ -438,7 +439,7 @@ struct Records {
     }
   }
   std::vector<std::int32_t> first, end;
-  double squares = 0.0;  ///< of the lengths, added up
+  double squares = 0.0;  ///< sum of the squared lengths
 };
 
 /// The call's shape with these records on the device.

@@ -103,7 +103,8 @@ void measure_linear(benchmark::State& state, const Kernel& kernel) {
   report(state, 2.0 * static_cast<double>(tokens * state.range(0) * state.range(1)));
 }
 
-/// As many rows of `tokens` tokens as arguments 3 and 4 say, experts and those that a token takes, from `in` to `out`.
+/// Operands of products of experts: `tokens` tokens, experts and choices per token by arguments 3 and 4, from `in` to
+/// `out`.
 struct ExpertOperands {
   ExpertOperands(std::int64_t in, std::int64_t out, std::int64_t count, std::int64_t choices, DType dtype)
       : x(dtype, {tokens, in}),
@@ -292,7 +293,8 @@ void gpt2_products(benchmark::internal::Benchmark* b) {
   b->ArgNames({"in", "out", "bf16"});
 }
 
-/// Of one expert that takes all, of a few with many rows, of OLMoE's and Qwen3's with few.
+/// Arguments for one expert that takes all rows, for a few experts with many rows, and for OLMoE's and Qwen3's with
+/// few.
 void expert_products(benchmark::internal::Benchmark* b) {
   const std::int64_t counts[][2] = {{1, 1}, {8, 2}, {64, 8}, {128, 8}};
   for (const std::int64_t bf16_activations : {0, 1}) {

@@ -82,7 +82,7 @@ double slope_of(const std::vector<std::pair<std::vector<double>, std::vector<dou
   return denominator > 0.0 ? numerator / denominator : 0.0;
 }
 
-/// Where `error` is least in [low, high]; it must fall, then rise.
+/// Argument in [low, high] at which `error` is least; it must fall, then rise.
 double least(double low, double high, const std::function<double(double)>& error) {
   constexpr double golden = 0.6180339887498949;
   for (int i = 0; i < 60; ++i) {
@@ -140,7 +140,7 @@ class PublishedModel {
       double fixed = 0.0;
       double each = 0.0;
     };
-    double serial_rate = 1.0;  ///< of the baseline's CPU update, parameters a second
+    double serial_rate = 1.0;  ///< rate of the baseline's CPU update, parameters a second
     double forward = 0.0;
     double allreduce = 0.0;
     double overhead = 0.0;
@@ -224,8 +224,8 @@ class PublishedModel {
     }
   }
 
-  /// What is stated of iterations with interleaving, which no row without it can tell: middle of one range less
-  /// middle of the other. Only figures "stated overhead" count it.
+  /// Stated overhead of iterations with interleaving, which no row without it can tell: middle of one range less middle
+  /// of the other. Only figures "stated overhead" count it.
   double interleaving_overhead() const {
     const auto middle = [&](const char* name) {
       const Json& range = facts_.at("overhead_s").at(name);
@@ -238,7 +238,7 @@ class PublishedModel {
     const double own = parameters(row.model) / facts_.at("ranks").get<double>();
     return std::max(1, static_cast<int>(std::ceil(own / facts_.at("subgroup_size").get<double>())));
   }
-  /// To the nearest; half a subgroup goes to the host.
+  /// Subgroups that the host updates, rounded to the nearest; half a subgroup goes to the host.
   int host_subgroups(const Row& row) const { return static_cast<int>(std::floor(subgroups(row) * row.ratio + 0.5)); }
 
   /// One rank of the node: a quarter of the model, in layers of one subgroup each.

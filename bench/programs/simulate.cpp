@@ -1,4 +1,4 @@
-// What the performance model costs: simulating a step of more and more layers of a 70B model, all 80 of them in 10,000
+// Cost of the performance model: simulating a step of more and more layers of a 70B model, all 80 of them in 10,000
 // subgroups, and choosing the plan of a 7B run, without and with gradient accumulation. Nothing is executed or
 // allocated.
 #include <benchmark/benchmark.h>
@@ -18,7 +18,7 @@ namespace {
 constexpr std::int64_t subgroups_a_layer = 125;
 constexpr std::int64_t layer_elements = std::int64_t{875'000} * layout_quantum;
 
-/// From $TANDEM_PROFILES, else from the sources that this was built from.
+/// Profile from $TANDEM_PROFILES, else from the sources that this was built from.
 MachineProfile machine() {
   const char* folder = std::getenv("TANDEM_PROFILES");
   return read_profile(std::string(folder == nullptr ? TANDEM_SOURCE_DIR "/profiles" : folder) + "/24gb-pcie4.toml");

@@ -28,7 +28,7 @@ struct Settings {
   std::int64_t layers = 12, width = 256, sequence = 128, batch = 2;
   std::string policy = "host";
   std::int64_t prefetch = 2, resident = 0, overlap = 1, subgroup = 0;
-  std::int64_t threads = 1;  ///< of the device's kernels, and of the update
+  std::int64_t threads = 1;  ///< threads of the device's kernels, and of the update
   double link = 0.0;         ///< bytes a second
   double update_rate = 0.0;  ///< parameters a second
   std::string state = "fp32", speculate = "off";
@@ -166,7 +166,8 @@ class Steps {
   }
   ~Steps() { model_.unbind(); }
 
-  /// Of several steps, the last one's updates included: they must not run on while another contestant is timed.
+  /// Seconds of a step, as the mean of several, the last one's updates included: they must not run on while another
+  /// contestant is timed.
   double seconds_of_a_step() {
     constexpr int at_once = 4;
     const auto begin = std::chrono::steady_clock::now();

@@ -418,7 +418,7 @@ class Bench {
   BenchReport report_;
 };
 
-/// Neither policy nor setting may change the state.
+/// Checks that neither policy nor setting has changed the state.
 void compare_digests(const BenchReport& report) {
   const BenchRow* first = nullptr;
   for (const BenchRow& row : report.rows) {

@@ -29,8 +29,8 @@ class BenchSteps {
   /// phases are those of compute alone. `dram_rate`: bytes a second that host memory moves, as calibrated. Blocks.
   /// Throws BenchInterrupted.
   MeasuredFigures measure(int steps, bool apart, double dram_rate);
-  /// So many steps, and between them as many whose modules are watched, after one of each. `trace`: the one that it was
-  /// made with. Blocks. Throws BenchInterrupted.
+  /// Measures `steps` steps, and between them as many whose modules are watched, after one of each. `trace`: the one
+  /// that it was made with. Blocks. Throws BenchInterrupted.
   MeasuredStep measure_modules(int steps, Trace& trace);
   OffloadEngine& engine() { return loaded_.engine(); }
 

@@ -143,7 +143,10 @@ void ChildProcesses::note_end(std::size_t number, int status) {
   if (code == 0 || hurried_ > 0) return;
   if (WIFSIGNALED(status)) spdlog::warn("rank {} was ended by signal {}", number, WTERMSIG(status));
   const bool as_asked = is_stopping_ && WIFEXITED(status) && code > exit_code_of(0);
-  if (!failed_ && !as_asked) failed_ = Clock::now();
+  if (!failed_ && !as_asked) {
+    failed_ = Clock::now();
+    failed_rank_ = number;
+  }
   if (!first_code_) first_code_ = code;
   if (!telling_code_ && code != static_cast<int>(ExitCode::device)) telling_code_ = code;
 }
@@ -151,6 +154,10 @@ void ChildProcesses::note_end(std::size_t number, int status) {
 /// Ends processes that have not followed one that failed, first as a user would.
 void ChildProcesses::hurry() {
   if (!failed_ || Clock::now() < *failed_ + patience * (hurried_ + 1)) return;
+  if (hurried_ == 0) {
+    spdlog::warn("rank {} has ended with code {}, and others go on without it: they are ended", failed_rank_,
+                 first_code_.value_or(0));
+  }
   signal_all(hurried_ == 0 ? SIGTERM : SIGKILL);
   ++hurried_;
 }

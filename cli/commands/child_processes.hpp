@@ -22,7 +22,7 @@ struct ChildCommand {
 /// One at a time in a process, which has no other threads and catches no signals of its own meanwhile.
 class ChildProcesses {
  public:
-  /// From here on SIGINT, SIGTERM and SIGHUP wait for run().
+  /// Makes SIGINT, SIGTERM and SIGHUP wait for run() from here on.
   ChildProcesses();
   /// Kills those that are left.
   ~ChildProcesses();
@@ -65,8 +65,9 @@ class ChildProcesses {
   std::optional<int> first_code_;    ///< code of the first that failed
   std::optional<int> telling_code_;  ///< the first code that says more than that another has failed
   std::optional<Clock::time_point> failed_;
-  bool is_stopping_ = false;  ///< a signal has been passed on
-  int hurried_ = 0;           ///< how often those that did not follow were told to end
+  std::size_t failed_rank_ = 0;  ///< the first that failed
+  bool is_stopping_ = false;     ///< a signal has been passed on
+  int hurried_ = 0;              ///< how often those that did not follow were told to end
 };
 
 }  // namespace tandem

@@ -87,7 +87,9 @@ CommandFunction add_launch_command(CLI::App& program) {
                    "processes to start, each with one device. Lines begin with the number of the process")
       ->type_name("NUMBER")
       ->check(CLI::Range(1, 1024));
-  command->add_option("command", flags->command, "what each runs, behind --: train and its flags")
+  command
+      ->add_option("command", flags->command,
+                   "what each runs: train and its flags. The -- in front of it may be left out")
       ->type_name("COMMAND");
   command->footer(
       "Example: tandem launch --processes 2 -- train --model tiny-gpt2 --data corpus/ --steps 200 --grad-accum 2 --out "

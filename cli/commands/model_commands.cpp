@@ -21,6 +21,8 @@
 #include "train/hf/lora_modules.hpp"
 #include "train/hf/model_source.hpp"
 #include "train/hf/trained_layout.hpp"
+#include "train/hf/weights_digest.hpp"
+#include "train/loop/run_paths.hpp"
 #include "train/setup/training_data.hpp"
 
 namespace tandem {
@@ -38,14 +40,16 @@ RunSetup forward_setup(const TrainConfig& config, const ModelSource& source) {
 
 struct EvalFlags {
   ConfigFlags config;
+  std::string source;
   bool json = false;
 };
 
 int eval(const EvalFlags& flags) {
+  require_source("eval", flags.source);
   TrainConfig config = flags.config.config();
-  require_model(config);
+  if (flags.source.empty()) require_model(config);
   if (config.data.empty()) throw UsageError("--data", "missing", "for example --data held-out.txt");
-  ModelSource source = find_trained_model(config.model);
+  ModelSource source = find_named("eval", flags.source, config);
   take_adapters(config, source);
   static_cast<void>(sequence_length(config, source.config));  // refuses one beyond the positions
   check_weights(source, forward_layout(source.config));
@@ -108,6 +112,7 @@ int digest(const DigestFlags& flags) {
 struct ExportFlags {
   std::string source;
   std::string to;
+  std::string model;
   std::string dtype = "bf16";
   std::string shard_size = "5GiB";
   std::string adapter;
@@ -167,6 +172,17 @@ void report_export(const ExportFlags& flags, std::int64_t parameters, std::strin
                            as == "adapter" ? " of an adapter for PEFT" : "", flags.dtype, flags.to, chosen));
 }
 
+/// Base that the description of an exported adapter names. One that --model names must be the one that it was trained
+/// over: throws InputError.
+std::string base_for_export(const fs::path& path, const ExportFlags& flags, const AdapterSource& adapter) {
+  if (flags.model.empty()) return adapter.description().base;
+  TrainConfig config;
+  config.model = flags.model;
+  const ModelSource source = find_named("export", path.string(), config);
+  static_cast<void>(weights_digest(source, forward_layout(source.config), 0));  // reads all values, which are compared
+  return absolute_path(flags.model);
+}
+
 /// The adapter of a run, without the base that it belongs to.
 std::int64_t export_adapter_of(const fs::path& path, const ExportFlags& flags, ExportType type) {
   const auto adapter = open_adapter(path, "export");
@@ -189,7 +205,7 @@ std::int64_t export_adapter_of(const fs::path& path, const ExportFlags& flags, E
   export_adapter(flags.to, {.config = config,
                             .layout = layout,
                             .options = options,
-                            .base = adapter->description().base,
+                            .base = base_for_export(path, flags, *adapter),
                             .type = type,
                             .beside = {beside.begin(), beside.end()},
                             .values = [&](const Parameter& p, std::int64_t first, std::span<float> values) {
@@ -221,9 +237,10 @@ void warn_of_base_format(const ModelSource& source) {
 }
 
 std::int64_t export_whole(const std::string& name, const ExportFlags& flags, ExportType type, std::size_t shard_bytes) {
-  ModelSource source = find_trained_model(name, "export");
   TrainConfig config;
+  config.model = flags.model;
   config.adapter = flags.adapter;
+  ModelSource source = find_named("export", name, config);
   take_adapters(config, source);
   if (flags.merged && !source.adapter) {
     throw UsageError(fmt::format("export {} --merged", name), "it has no adapter to merge", "leave out --merged");
@@ -282,6 +299,7 @@ CommandFunction add_eval_command(CLI::App& program) {
   auto flags = std::make_shared<EvalFlags>();
   flags->config.add_to(*command,
                        with_machine_fields({"data", "token-dtype", "document-attention", "seq-len", "micro-batch"}));
+  add_source(*command, flags->source);
   add_json(*command, flags->json);
   command->footer("Example: tandem eval --model runs/first --data held-out.txt --json");
   return [flags](const ProgramContext&) { return eval(*flags); };
@@ -304,6 +322,10 @@ CommandFunction add_export_command(CLI::App& program) {
       ->required()
       ->type_name("DIR");
   command->add_option("--to", flags->to, "new folder. Needed. Example: --to exported")->required()->type_name("DIR");
+  command
+      ->add_option("--model", flags->model,
+                   "where the base of SOURCE is now. Default: where it was. Example: --model models/llama")
+      ->type_name("DIR");
   command->add_option("--dtype", flags->dtype, "bf16 or fp32. Default: bf16. Example: --dtype fp32")
       ->type_name("TYPE")
       ->check(CLI::IsMember({"bf16", "fp32"}));

@@ -69,8 +69,8 @@ struct Planned {
       confirmed_seconds;  ///< seconds of a step that is not clipped, where some updates may run ahead of the norm
   std::vector<Candidate> candidates;
   std::vector<Upgrade> upgrades;
-  std::optional<StepModules> modules;       ///< where it is explained
-  std::optional<ClosedForms> closed_forms;  ///< where the search asked them
+  std::optional<StepModules> modules;       ///< set where it is explained
+  std::optional<ClosedForms> closed_forms;  ///< set where the search asked them
   std::vector<std::string> doubts;          ///< about this machine's calibration
 };
 
@@ -484,6 +484,7 @@ int plan(const PlanFlags& flags) {
     take_adapters(config, source);
     settle_reference(config, source);
   }
+  if (source.config.stored_code != WeightCode::none) check_weights(source, trained_layout(config, source.config));
   if (source.adapter) source.adapter->check(source.config, trained_layout(config, source.config));
   // With --fit model the sequence length depends on the model that is found.
   if (flags.fit != "model") take_sequences_of(config, source);

@@ -80,12 +80,10 @@ std::string lines_of(const std::vector<float>& scores, const std::vector<std::in
 
 int score(const ScoreFlags& flags) {
   TrainConfig config = flags.config.config();
-  config.model = flags.model;
-  require_model(config);
   if (config.data.empty()) throw UsageError("--data", "missing", "for example --data pairs.bin");
   const fs::path out = output_of(flags, config);
   require_scores_or_nothing(out);
-  ModelSource source = find_trained_model(config.model, "score");
+  ModelSource source = find_named("score", flags.model, config);
   take_adapters(config, source);
   static_cast<void>(sequence_length(config, source.config));  // refuses one beyond the positions
   check_weights(source, forward_layout(source.config));
@@ -124,9 +122,9 @@ CommandFunction add_score_command(CLI::App& program) {
   command->add_option("model", flags->model, "Hugging Face directory, checkpoint or run directory")
       ->required()
       ->type_name("MODEL");
-  std::vector<std::string_view> names = with_machine_fields({"data", "token-dtype", "seq-len", "micro-batch"});
-  std::erase(names, "model");
-  flags->config.add_to(*command, names);
+  flags->config.add_to(*command, with_machine_fields({"data", "token-dtype", "seq-len", "micro-batch"}));
+  command->get_option("--model")->description(
+      "where the base of MODEL is now. Default: where it was. Example: --model models/llama");
   command
       ->add_option(
           "--out", flags->out,

@@ -10,6 +10,7 @@
 #include "cli/common/flags.hpp"
 #include "cli/common/launch_environment.hpp"
 #include "core/base/error.hpp"
+#include "core/device/device_name.hpp"
 #include "io/checkpoint.hpp"
 #include "models/config/config.hpp"
 #include "train/hf/model_names.hpp"
@@ -57,11 +58,18 @@ void refuse_without_run(const std::string& named, const std::string& out) {
                    "name the folder of a run, or give --model and --data too");
 }
 
-/// Relative paths of a run, which older versions kept as typed, are those of the folder where it began.
+/// Throws UsageError where a path of the run is not there: its model, which may have moved, or a relative one, which
+/// older versions kept as typed and is one from the folder where the run began.
 void refuse_lost_paths(const ConfigFlags& flags, const TrainConfig& config, const std::string& base) {
   const auto check = [&](const std::string& flag, const std::string& name) {
     std::error_code ignored;
-    if (flags.given(flag) || fs::path(name).is_absolute() || fs::exists(name, ignored)) return;
+    if (flags.given(flag) || fs::exists(name, ignored)) return;
+    const bool absolute = fs::path(name).is_absolute();
+    if (absolute && flag == "model") {
+      throw UsageError(fmt::format("{}: --{} {}", base, flag, name), "it is not there any more",
+                       "put it back, or say by --model DIR where it is now");
+    }
+    if (absolute) return;
     throw UsageError(fmt::format("{}: --{} {}", base, flag, name),
                      "there is none here; a relative path is one from the folder where the run began",
                      fmt::format("go there, or give --{}", flag));
@@ -100,6 +108,18 @@ void require_its_own_adapter(const TrainConfig& config, const std::string& file_
                    "leave it out, or leave out --resume and give another --out");
 }
 
+/// A run of several devices goes on in several processes with one of their kind each, unless --device says otherwise.
+void take_a_device_each(TrainConfig& config, const LaunchFacts& launch) {
+  const std::vector<std::string> names = split_device_names(config.device);
+  if (names.size() == 1) return;
+  const char* const kind = parse_device_name(names.front()).kind == DeviceName::Kind::host ? "host" : "cuda";
+  if (launch.rank.index == 0) {
+    spdlog::info("--device {}: the run had --device {}, and goes on in {} processes, which take a device each", kind,
+                 config.device, launch.rank.count);
+  }
+  config.device = kind;
+}
+
 int train(const TrainFlags& flags, const ProgramContext& context) {
   TrainRequest request;
   request.resume = flags.resume->count() > 0;
@@ -113,6 +133,8 @@ int train(const TrainFlags& flags, const ProgramContext& context) {
   const std::string base = run.empty() ? "" : run + "/config.toml";
   request.config = flags.config.config(base);
   if (!run.empty() && flags.config.out().empty()) go_on_in(run, flags, request);
+  const bool has_devices_of_run = !base.empty() && !flags.config.config_file_given() && !flags.config.given("device");
+  if (request.launch && has_devices_of_run) take_a_device_each(request.config, *request.launch);
   if (request.resume && request.config.model.empty()) refuse_without_run(flags.resume_from, run);
   if (request.resume && !base.empty()) require_its_own_adapter(request.config, base);
   if (!base.empty() && !flags.config.config_file_given()) refuse_lost_paths(flags.config, request.config, base);

@@ -210,7 +210,7 @@ std::string text_of(std::string_view name, std::optional<double> predicted, std:
 
 }  // namespace
 
-ModuleBound ModuleRow::bound() const noexcept { return both(*this).widest(); }
+WorkBound ModuleRow::bound() const noexcept { return both(*this).widest(); }
 
 double ModuleRow::bound_share() const noexcept {
   const double all = seconds();

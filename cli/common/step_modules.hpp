@@ -27,7 +27,7 @@ struct ModuleRow {
   double seconds() const noexcept { return measured ? measured->seconds() : predicted_seconds(); }
   /// The figure of the machine that takes most of the predicted time, and the share of `seconds()` that it alone would
   /// take: 1 is as fast as that figure allows.
-  ModuleBound bound() const noexcept;
+  WorkBound bound() const noexcept;
   double bound_share() const noexcept;
 };
 
@@ -52,14 +52,14 @@ struct MeasuredStep {
   double step_seconds = 0.0;        ///< a step that nobody watched
   double compute_seconds = 0.0;     ///< its work of the model's stream, without waits, as the engine counts it
   double watched_seconds = 0.0;     ///< a step whose modules were watched
-  StreamFigures parts{};            ///< that step, by parts
+  StreamFigures parts{};            ///< parts of the watched step
   std::vector<Trace::Total> tasks;  ///< engine's tasks in `traced_steps`, watched or not
   int traced_steps = 0;
 };
 
 struct StepModules {
-  std::vector<ModuleRow> modules;  ///< those that the model has, widest first
-  std::vector<EngineRow> engine;   ///< those that there are, widest first
+  std::vector<ModuleRow> modules;  ///< modules of the model, widest first
+  std::vector<EngineRow> engine;   ///< rows of the engine's tasks, widest first
   double predicted_step_seconds = 0.0;
   std::optional<MeasuredStep> measured;
 

@@ -16,6 +16,16 @@ std::vector<std::string_view> with_machine_fields(std::vector<std::string_view> 
 /// Checks a configuration that must name a model. Throws UsageError.
 void require_model(const TrainConfig& config);
 
+/// Adds the positional SOURCE of a command whose --model names a model by itself too.
+void add_source(CLI::App& command, std::string& source);
+
+/// Throws UsageError where SOURCE is nothing that is there, as a second value of a flag that takes one.
+void require_source(std::string_view command, const std::string& source);
+
+/// Trained model that a command is asked for: SOURCE, whose base --model says where it is, or where there is no SOURCE
+/// that of --model. `config.model` becomes its name. Throws UsageError.
+ModelSource find_named(std::string_view command, const std::string& source, TrainConfig& config);
+
 /// Fills a model without optimizer state: every parameter frozen at the weight that training would compute with.
 void load_weights(LoadedModel& model, const ModelSource& source, const RunSetup& setup);
 

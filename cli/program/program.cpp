@@ -25,6 +25,7 @@
 
 #include "cli/common/commands.hpp"
 #include "cli/common/launch_environment.hpp"
+#include "cli/common/launch_words.hpp"
 #include "cli/program/program_texts.hpp"
 #include "core/base/error.hpp"
 #include "core/base/stall.hpp"
@@ -119,7 +120,9 @@ int parse_and_run(int argc, char** argv) {
   program.require_subcommand(0, 1);
   refuse_other_than_utf8(argc, argv);
   try {
-    program.parse(argc, argv);
+    std::vector<std::string> words = with_command_marked({argv + std::min(argc, 1), argv + argc});
+    std::ranges::reverse(words);  // as the parser takes them
+    program.parse(std::move(words));
   } catch (const CLI::CallForHelp&) {
     const auto chosen = program.get_subcommands();
     print_output(chosen.empty() ? program.help() : chosen.front()->help("tandem"));

@@ -37,7 +37,7 @@ DescribedProgram describe(const CLI::App& program);
 std::string bash_completion(const DescribedProgram& program);
 std::string zsh_completion(const DescribedProgram& program);
 std::string fish_completion(const DescribedProgram& program);
-/// In the language of man.
+/// Manual page, in the language of man.
 std::string man_page(const DescribedProgram& program);
 
 /// Adds the hidden subcommand that prints these texts. `program` must outlive what is returned.

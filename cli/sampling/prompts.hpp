@@ -19,7 +19,7 @@ struct PromptFlags {
 
 struct GivenPrompt {
   std::string text;   ///< token ids where the model takes those
-  std::string place;  ///< where it stands: a flag, or a line of a file; for errors
+  std::string place;  ///< its origin: a flag, or a line of a file; for errors
   bool typed = true;  ///< in a flag
 };
 

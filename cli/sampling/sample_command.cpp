@@ -34,7 +34,7 @@ struct SampleFlags {
   std::optional<std::int64_t> max_tokens, context;
   std::int64_t batch = 16;
   std::vector<std::string> prompts, prompt_ids, stops;
-  std::string file, system;
+  std::string source, file, system;
   bool json = false, chat = false;
 
   std::int64_t tokens_wanted() const { return max_tokens.value_or(chat ? 1000 : 100); }
@@ -246,11 +246,12 @@ int run_chat(const SampleFlags& flags, const TrainConfig& config, const ModelSou
 }
 
 int sample(SampleFlags flags) {
+  require_source("sample", flags.source);
   TrainConfig config = flags.config.config();
-  require_model(config);
+  if (flags.source.empty()) require_model(config);
   check_flags(flags);
   flags.draw.seed = config.seed;
-  ModelSource source = find_trained_model(config.model);
+  ModelSource source = find_named("sample", flags.source, config);
   take_adapters(config, source);
   check_weights(source, forward_layout(source.config));
   if (flags.chat) return run_chat(flags, config, source);
@@ -337,6 +338,7 @@ CommandFunction add_sample_command(CLI::App& program) {
   flags->config.add_to(*command, with_machine_fields({"seed"}));
   command->get_option("--seed")->description(
       "of the draws: the same prompt, flags and seed make the same tokens. Default: 42. Example: --seed 7");
+  add_source(*command, flags->source);
   add_prompt_options(*command, *flags);
   add_draw_options(*command, *flags);
   command->add_flag("--json", flags->json, "one JSON object on standard output. Default: off");

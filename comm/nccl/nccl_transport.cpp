@@ -33,7 +33,7 @@ namespace {
 /// Exchanges that may be queued: many fewer than launches that CUDA queues before it makes the caller wait, which
 /// nothing could end where another rank is gone.
 constexpr std::size_t most_queued = 64;
-constexpr std::size_t probe_bytes = 4096;  // that each rank sends to each other
+constexpr std::size_t probe_bytes = 4096;  // bytes that each rank sends to each other
 constexpr std::chrono::milliseconds until_told(2000);
 
 /// Range of bytes that one rank sends to, or receives from, another in a call.

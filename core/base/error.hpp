@@ -65,7 +65,7 @@ struct DeviceError : Error {
       : Error(ExitCode::device, what, why, advice) {}
 };
 
-/// Another rank of a group has failed, and with it the group (exit 5). Names the rank; that rank itself throws the
+/// Failure of another rank of a group, and with it of the group (exit 5). Names the rank; that rank itself throws the
 /// cause.
 struct PeerError : DeviceError {
   using DeviceError::DeviceError;

@@ -55,7 +55,7 @@ class Escaper {
     rest_.remove_prefix(character->bytes);
   }
 
-  /// From opening quotes past closing ones, or past the line of a string that ends in none.
+  /// Skips a string, from its opening quotes past the closing ones, or past the end of a line that lacks them.
   void take_string(std::string_view quotes) {
     const bool lines = quotes.size() == 3;
     const bool escapes = quotes.front() == '"';

@@ -7,9 +7,9 @@
 #include <algorithm>
 #include <cerrno>
 #include <charconv>
-#include <chrono>
 #include <cmath>
 #include <cstdlib>
+#include <ctime>
 #include <fstream>
 #include <functional>
 #include <limits>
@@ -129,10 +129,15 @@ std::string metadata(std::string_view kind, std::size_t tid, nlohmann::json args
 
 }  // namespace
 
+/// Read at the beginning and the end of every task: without the standard library's clock, which doubles the work.
 double trace_now() noexcept {
-  using Clock = std::chrono::steady_clock;
-  static const Clock::time_point origin = Clock::now();
-  return std::chrono::duration<double>(Clock::now() - origin).count();
+  const auto nanoseconds = [] {
+    timespec now{};
+    ::clock_gettime(CLOCK_MONOTONIC, &now);
+    return static_cast<std::int64_t>(now.tv_sec) * 1'000'000'000 + now.tv_nsec;
+  };
+  static const std::int64_t origin = nanoseconds();
+  return 1e-9 * static_cast<double>(nanoseconds() - origin);
 }
 
 struct Trace::Impl {

@@ -53,6 +53,9 @@ class Group {
 
   /// Copies `bytes` of rank `root`, in host memory, to all ranks. Blocks.
   virtual void broadcast(Channel channel, int root, std::span<std::byte> bytes) = 0;
+  /// Copies `bytes` of rank `from`, in host memory, to rank `to`, and to no other: bytes of the other ranks are neither
+  /// read nor written. A call of all ranks, with as many bytes on each. Blocks.
+  virtual void send(Channel channel, int from, int to, std::span<std::byte> bytes) = 0;
 
   /// Reports that this rank cannot go on, which ends the calls of all ranks, later ones too. Errors name the first rank
   /// that failed.

@@ -30,10 +30,10 @@ enum class StateFormat : std::uint8_t {
   lion_fp32_weights
 };
 
-/// Those of AdamW that are chosen for parameters whose weights are bf16: the same optimizer, in more or fewer bytes.
+/// Formats of AdamW that are chosen for parameters whose weights are bf16: the same optimizer, in more or fewer bytes.
 inline constexpr std::array adamw_formats = {StateFormat::fp32, StateFormat::split, StateFormat::bf16_moments,
                                              StateFormat::byte_moments};
-/// All that are chosen for such parameters.
+/// All formats that are chosen for such parameters.
 inline constexpr std::array state_formats = {StateFormat::fp32, StateFormat::split, StateFormat::bf16_moments,
                                              StateFormat::byte_moments, StateFormat::lion};
 
@@ -119,7 +119,7 @@ constexpr double update_bytes_each(StateFormat f) noexcept {
 struct StateArrays {
   void* master = nullptr;  ///< fp32: float; of fp32 weights none; else std::uint16_t, the residual beside the weight
   void* m = nullptr;       ///< float; bf16_moments: bf16; byte_moments: records
-  void* v = nullptr;       ///< as m; of Lion none
+  void* v = nullptr;       ///< has m's type; none for Lion
 
   /// The arrays from element `n` on; of byte_moments a multiple of `coded_record`.
   StateArrays from(std::int64_t n, StateFormat f) const noexcept {
@@ -139,7 +139,7 @@ struct AdamPiece {
   std::int64_t count = 0;
   StateFormat format = StateFormat::fp32;
   std::uint64_t index = 0;  ///< index of the first element among all state, the key of stochastic rounding
-  // In place of those above where weights are fp32:
+  // Gradient and weight in place of those above where weights are fp32:
   const float* fp32_gradient = nullptr;  ///< read
   float* fp32_weight = nullptr;          ///< the master, read and written
 

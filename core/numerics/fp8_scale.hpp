@@ -31,6 +31,8 @@ TANDEM_HD int fp8_exponent(std::uint32_t largest) {
 
 /// 2^e, for exponents of scales and their negatives.
 TANDEM_HD float fp8_power(int e) { return bits_float(static_cast<std::uint32_t>(127 + e) << 23); }
+/// Exponent of a scale, from the power of two that it is.
+TANDEM_HD int fp8_exponent_of(float scale) { return static_cast<int>(fp8_magnitude(scale) >> 23) - 127; }
 
 /// Code of an element under the scale 2^e.
 template <class Format>

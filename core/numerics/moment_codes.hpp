@@ -31,7 +31,7 @@ constexpr std::size_t coded_bytes(std::int64_t count) noexcept {
   return static_cast<std::size_t>((count + coded_record - 1) / coded_record * coded_record_bytes);
 }
 
-/// Where a block of one moment lies.
+/// Addresses of a block of one moment.
 struct CodedBlock {
   std::uint8_t* codes;
   std::uint8_t* exponent;
@@ -85,22 +85,30 @@ TANDEM_HD std::uint32_t m_exponent(std::uint32_t largest) {
   return block_exponent(largest, least_m_exponent, most_m_exponent);
 }
 
-TANDEM_HD float decode_m(std::uint32_t code, std::uint32_t exponent) {
+/// Magnitude of m at a place, its code with bits below, in a block of an exponent.
+TANDEM_HD float m_at(std::uint32_t place, std::uint32_t exponent) {
   // Both ways of reading a magnitude; below the codes that both read alike the first is less, above them the second.
-  const std::uint32_t place = (code & most_m_code) << below_code;
   const float linear = add(bits_float(place + m_linear_bits), -m_linear_below);
   const float normal = bits_float(place + m_linear_bits - m_binade);
-  const float m = mul(linear < normal ? linear : normal, bits_float(exponent << below_exponent));
+  return mul(linear < normal ? linear : normal, bits_float(exponent << below_exponent));
+}
+/// The place of a magnitude.
+TANDEM_HD std::uint32_t place_of_m(float magnitude, std::uint32_t exponent) {
+  const float relative = mul(magnitude, bits_float((254u - exponent) << below_exponent));
+  // The sum makes of the bits a fixed-point number. It is the larger where codes are equally far apart.
+  const std::uint32_t linear = float_bits(add(relative, m_linear_below));
+  const std::uint32_t normal = float_bits(relative) + m_binade;
+  return (linear < normal ? normal : linear) - m_linear_bits;
+}
+
+TANDEM_HD float decode_m(std::uint32_t code, std::uint32_t exponent) {
+  const float m = m_at((code & most_m_code) << below_code, exponent);
   return bits_float(float_bits(m) | (code >> 7) << 31);
 }
 
 /// Code of m in a block without a NaN; in one with a NaN any code.
 TANDEM_HD std::uint8_t code_of_m(float m, std::uint32_t exponent, std::uint32_t increment) {
-  const float relative = mul(bits_float(float_bits(m) & 0x7fffffffu), bits_float((254u - exponent) << below_exponent));
-  // The sum makes of the bits a fixed-point number. It is the larger where codes are equally far apart.
-  const std::uint32_t linear = float_bits(add(relative, m_linear_below));
-  const std::uint32_t normal = float_bits(relative) + m_binade;
-  const std::uint32_t place = (linear < normal ? normal : linear) - m_linear_bits;
+  const std::uint32_t place = place_of_m(bits_float(float_bits(m) & 0x7fffffffu), exponent);
   const std::uint32_t code = (place + increment) >> below_code;
   return static_cast<std::uint8_t>((code < most_m_code ? code : most_m_code) | float_bits(m) >> 31 << 7);
 }

@@ -1,6 +1,6 @@
 #pragma once
-// Which experts a token chooses, and the gradient of what they count for. Shares are a softmax: of all logits, or of
-// the chosen ones alone.
+// Choice of a token's experts, and the gradient of their weights. Shares are a softmax: of all logits, or of the chosen
+// ones alone.
 #include "core/numerics/ieee.hpp"
 
 namespace tandem::numerics {

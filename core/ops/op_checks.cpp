@@ -158,7 +158,8 @@ void linear_backward_input(const TensorView& dy, const TensorView& w, const Tens
   const Operands check("linear_backward_input");
   check.activations(dy, "dy", 2);
   check.activations(dx, "dx", 2);
-  check.require(dx, "dx", dy.dtype, {dy.shape[0], dx.shape[1]});
+  check.that(dx.dtype == dy.dtype || dx.dtype == DType::f32, "dx is bf16 while dy is f32");
+  check.require(dx, "dx", dx.dtype, {dy.shape[0], dx.shape[1]});
   check.require(w, "w", DType::bf16, {dy.shape[1], dx.shape[1]});
 }
 

@@ -177,8 +177,8 @@ struct Fp8Matrix {
   Fp8Format format = Fp8Format::e4m3;
 };
 
-/// Which experts take which tokens (Shazeer et al., arXiv 1701.06538). Each of N tokens chooses K of E experts: slot
-/// n K + j is the j-th choice of token n. *Rows* are the slots sorted by expert, those of an expert in their order.
+/// Assignment of tokens to experts (Shazeer et al., arXiv 1701.06538). Each of N tokens chooses K of E experts:
+/// slot n K + j is the j-th choice of token n. *Rows* are the slots sorted by expert, each expert's in their order.
 struct Routing {
   TensorView experts;  ///< (N, K) i32: expert of each slot; those of a token differ
   TensorView weights;  ///< (N, K) f32: factor of the output of the slot's expert
@@ -228,7 +228,7 @@ class Ops : public OpsRules {
   /// y = x w^T + bias of few rows, bound by reading w: the bits of a row of y depend on its row of x alone, not on N.
   /// Others than those of linear().
   virtual void linear_rows(TensorView x, TensorView w, TensorView bias, TensorView y, StreamView stream) = 0;
-  /// dx (N, I) = dy w, or += where `accumulate`.
+  /// dx (N, I) = dy w, or += where `accumulate`. `dx` may be f32 while dy is bf16.
   virtual void linear_backward_input(TensorView dy, TensorView w, TensorView dx, bool accumulate,
                                      StreamView stream) = 0;
   /// dw (O, I) f32 += dy^T x, or bf16 = dy^T x, rounded once; dbias (O) f32 += column sums of dy. Each may be empty.

@@ -9,8 +9,8 @@
 
 namespace tandem {
 
-/// Old bits that did not fit their codes, in a block of `layout_quantum` elements; `updated` blocks alone have a
-/// record.
+/// Entries for old bits that codes do not give back, in a block of `layout_quantum` elements; `updated` blocks alone
+/// have a record.
 struct UndoCounts {
   std::uint16_t m = 0;
   std::uint16_t v = 0;
@@ -23,26 +23,24 @@ constexpr std::int64_t undo_run_blocks = 64;
 constexpr std::int64_t undo_run = undo_run_blocks * layout_quantum;
 
 /// Bytes for old bits that are booked for each block.
-constexpr std::size_t undo_pool_bytes(StateFormat f) noexcept { return rounds_moments(f) ? 128 : 320; }
+constexpr std::size_t undo_pool_bytes(StateFormat f) noexcept { return rounds_moments(f) ? 512 : 320; }
 /// Old exponents of coded moments, of m and then of v.
 constexpr std::size_t undo_exponent_bytes(StateFormat f) noexcept {
   return f == StateFormat::byte_moments ? 2 * static_cast<std::size_t>(layout_quantum / coded_block) : 0;
 }
-/// Old codes of m where it is a byte, kept whole.
-constexpr std::size_t undo_kept_bytes(StateFormat f) noexcept {
-  return f == StateFormat::byte_moments ? static_cast<std::size_t>(layout_quantum) : 0;
-}
 constexpr std::size_t undo_block_bytes(StateFormat f) noexcept {
-  return static_cast<std::size_t>(layout_quantum) + undo_kept_bytes(f) + undo_exponent_bytes(f) + sizeof(UndoCounts) +
-         undo_pool_bytes(f);
+  return static_cast<std::size_t>(layout_quantum) + undo_exponent_bytes(f) + sizeof(UndoCounts) + undo_pool_bytes(f);
 }
 /// Bytes of the record of `count` elements, whole blocks. Zeros are the record of nothing.
 constexpr std::size_t undo_bytes(StateFormat f, std::int64_t count) noexcept {
   return static_cast<std::size_t>(count / layout_quantum) * undo_block_bytes(f);
 }
 
-/// Bytes of an old moment that did not fit its code. A master takes 4.
-constexpr std::size_t undo_moment_bytes(StateFormat f) noexcept { return m_bytes(f, coded_record) / coded_record; }
+/// Bytes of an entry for an old moment: its bits, and of one that is rounded the distance from the entry before. One
+/// for a master has 4.
+constexpr std::size_t undo_moment_bytes(StateFormat f) noexcept {
+  return m_bytes(f, coded_record) / coded_record + (rounds_moments(f) ? 1 : 0);
+}
 
 /// The record of a run of blocks. Not owned.
 class UndoRun {
@@ -56,21 +54,16 @@ class UndoRun {
   std::int64_t blocks() const noexcept { return blocks_; }
   /// A code for each element of a block.
   std::uint8_t* codes(std::int64_t block) const noexcept { return at<std::uint8_t>(codes_, block, layout_quantum); }
-  /// Old codes of m; null where it is no byte.
-  std::uint8_t* kept(std::int64_t block) const noexcept {
-    return kept_bytes() == 0 ? nullptr : at<std::uint8_t>(codes_ + blocks_ * layout_quantum, block, kept_bytes());
-  }
   std::uint8_t* exponents(std::int64_t block) const noexcept {
-    return at<std::uint8_t>(codes_ + blocks_ * (layout_quantum + kept_bytes()), block, exponent_bytes());
+    return at<std::uint8_t>(codes_ + blocks_ * layout_quantum, block, exponent_bytes());
   }
   UndoCounts& counts(std::int64_t block) const noexcept {
-    return *at<UndoCounts>(codes_ + blocks_ * (layout_quantum + kept_bytes() + exponent_bytes()), block,
-                           sizeof(UndoCounts));
+    return *at<UndoCounts>(codes_ + blocks_ * (layout_quantum + exponent_bytes()), block, sizeof(UndoCounts));
   }
   /// Old bits of all blocks, one after another: of each its m, v and masters, in the order of their elements.
   std::byte* pool() const noexcept {
     constexpr auto counts_bytes = static_cast<std::int64_t>(sizeof(UndoCounts));
-    return codes_ + blocks_ * (layout_quantum + kept_bytes() + exponent_bytes() + counts_bytes);
+    return codes_ + blocks_ * (layout_quantum + exponent_bytes() + counts_bytes);
   }
   std::size_t pool_bytes() const noexcept { return static_cast<std::size_t>(blocks_) * undo_pool_bytes(format_); }
   /// Bytes of a block's old bits in the pool.
@@ -85,7 +78,6 @@ class UndoRun {
   }
 
  private:
-  std::int64_t kept_bytes() const noexcept { return static_cast<std::int64_t>(undo_kept_bytes(format_)); }
   std::int64_t exponent_bytes() const noexcept { return static_cast<std::int64_t>(undo_exponent_bytes(format_)); }
   template <class T>
   static T* at(std::byte* first, std::int64_t block, std::int64_t each) noexcept {

@@ -51,6 +51,11 @@ class UpdateKernels {
   /// The threads that the kernels run on, also for other work on host memory: they are near it.
   virtual Parallel& parallel() noexcept = 0;
   int threads() noexcept { return parallel().threads(); }
+  /// Codes of a matrix in e4m3, rounded whole as Ops::quantize does. `exponent`: a guess at that of its scale, with
+  /// which one pass over the weights is enough where it is right. Returns the exponent e: a weight is its code times
+  /// 2^e. Where some weight is not finite all codes are NaN, and e is 0. Threads as for adamw().
+  virtual int fp8_codes(const bf16* weight, std::int64_t count, int exponent, std::uint8_t* codes,
+                        int most_threads = 0) = 0;
 };
 
 }  // namespace tandem

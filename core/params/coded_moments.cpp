@@ -45,7 +45,7 @@ void decode(const std::uint8_t* records, std::int64_t first, std::span<float> va
       values[static_cast<std::size_t>(done + i)] = Moment::decode(block.codes[at + i], exponent);
     }
   };
-  for_blocks(const_cast<std::uint8_t*>(records), first, std::ssize(values), read);  // which only reads
+  for_blocks(const_cast<std::uint8_t*>(records), first, std::ssize(values), read);  // `read` writes nothing
 }
 
 template <class Moment>

@@ -31,6 +31,13 @@ void require_codable(const std::string& full_name, const Shape& shape, const Par
   if (shape.rank() != 2 && shape.rank() != 3) throw MisuseError(what, "its shape is " + shape.text());
 }
 
+void require_factor(const std::string& full_name, const Shape& shape, const ParameterOptions& options) {
+  const std::string what = fmt::format("parameter '{}' cannot be an fp8_factor", full_name);
+  if (!options.trainable) throw MisuseError(what, "it is frozen", "give it a code instead");
+  if (options.weight != DType::bf16) throw MisuseError(what, "its weights are f32");
+  if (shape.rank() != 2) throw MisuseError(what, "its shape is " + shape.text());
+}
+
 }  // namespace
 
 int Layer::find(std::string_view parameter) const noexcept {
@@ -84,6 +91,7 @@ ParameterLayout::LayerBuilder& ParameterLayout::LayerBuilder::add(std::string_vi
                       "declare its gradient f32");
   }
   if (options.code != WeightCode::none) require_codable(full_name, shape, options);
+  if (options.fp8_factor) require_factor(full_name, shape, options);
   Parameter parameter;
   parameter.name = name;
   parameter.full_name = full_name;
@@ -129,6 +137,7 @@ void ParameterLayout::tie(std::string_view owner_name, std::string_view shared_n
                                         name_of(shared->options.gradient)));
   }
   if (owner->coded() || shared->coded()) throw MisuseError(what, "coded parameters are tied to none");
+  if (owner->options.fp8_factor || shared->options.fp8_factor) throw MisuseError(what, "an fp8_factor is tied to none");
   if (owner->options.weight != shared->options.weight) {
     throw MisuseError(
         what, fmt::format("weights of {} and {}", name_of(owner->options.weight), name_of(shared->options.weight)));
@@ -171,13 +180,14 @@ std::string ParameterLayout::storage_hash() const {
     hash.add(&parameters, sizeof parameters);
     hash.add(&layer.uses, sizeof layer.uses);
     for (const Parameter& p : layer.parameters) {
-      const std::array<std::int64_t, 7> of{p.count,
+      const std::array<std::int64_t, 8> of{p.count,
                                            p.options.trainable ? 1 : 0,
                                            p.tied_layer,
                                            p.tied_index,
                                            p.options.gradient == DType::bf16 ? 1 : 0,
                                            p.options.weight == DType::f32 ? 1 : 0,
-                                           static_cast<std::int64_t>(p.options.code)};
+                                           static_cast<std::int64_t>(p.options.code),
+                                           p.options.fp8_factor ? 1 : 0};
       hash.add(of.data(), sizeof of);
     }
   }

@@ -28,6 +28,9 @@ struct ParameterOptions {
   /// Format in which a frozen weight of bf16 is stored. It is decoded when its layer is fetched, so that whoever uses
   /// it sees bf16. For matrices (O, I), or (E, O, I), that are neither tied nor trained.
   WeightCode code = WeightCode::none;
+  /// Whether whoever uses the weight rounds it whole to e4m3, as Ops::quantize does: then its layer may be fetched in a
+  /// byte an element, and views have the rounded values. For trained matrices (O, I) of bf16 that are not tied.
+  bool fp8_factor = false;
 };
 
 /// One parameter of a layer. Its elements occupy [offset, offset + count) of the layer's flat arrays,
@@ -70,11 +73,11 @@ struct Layer {
   std::int64_t state_elements = 0;    ///< trainable part, padded
   std::int64_t summed_elements = 0;   ///< the part of it with f32 gradients, padded
   std::int64_t fp32_elements = 0;     ///< the part of that with f32 weights, padded
-  /// Where frozen elements with f32 weights begin, codes of a byte, and codes of four bits; `elements` where there are
-  /// none.
+  /// First elements of frozen parameters with f32 weights, with codes of a byte, and with codes of four bits;
+  /// `elements` where there are none.
   std::int64_t frozen_fp32_begin = 0, codes8_begin = 0, codes4_begin = 0;
   std::int64_t decoded_elements = 0;  ///< bf16 values that its coded parameters have, padded
-  int uses = 1;                       ///< as LayerOptions has it
+  int uses = 1;                       ///< LayerOptions::uses
   std::vector<int> borrows;           ///< layers whose parameters this one shares through ties
   /// Bytes from the start of the layer's gradient buffer to the gradient of a trained element. Asked for
   /// `state_elements`, one past the last, it gives the size of the buffer.
@@ -93,7 +96,7 @@ class ParameterLayout {
    public:
     /// Appends a parameter. `shape` counts elements. Throws MisuseError where its full name is taken, the name is empty
     /// or no UTF-8, the shape has no elements, lr_scale is negative or not finite, group is not in [0, 65536), the
-    /// gradient's or the weight's type is i32, or an f32 weight has a bf16 gradient.
+    /// gradient's or the weight's type is i32, an f32 weight has a bf16 gradient, or an option is not for it.
     LayerBuilder& add(std::string_view name, Shape shape, ParameterOptions options = {});
 
    private:
@@ -124,7 +127,8 @@ class ParameterLayout {
   std::int64_t state_elements() const noexcept;   ///< sum over layers, padded
   int group_count() const noexcept;               ///< one more than the highest group of a parameter; at least 1
   /// Equal for two layouts whose storage is the same: the same layers in the same order, with parameters of the same
-  /// counts, frozen and tied alike and with weights and gradients of the same types; names and shapes do not enter.
+  /// counts, frozen, tied and rounded alike and with weights and gradients of the same types; names and shapes do not
+  /// enter.
   std::string storage_hash() const;
 
  private:

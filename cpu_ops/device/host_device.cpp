@@ -89,8 +89,8 @@ HostDevice::HostDevice(HostDeviceOptions options)
       pageable_(std::move(options.pageable)),
       pinned_(std::make_shared<std::atomic<std::size_t>>(0)),
       unpinned_(std::make_shared<std::atomic<std::size_t>>(0)),
-      to_device_(std::make_unique<Pacer>("the emulated link", options.link_bytes_per_second)),
-      to_host_(std::make_unique<Pacer>("the emulated link", options.link_bytes_per_second)) {
+      to_device_(std::make_shared<Pacer>("the emulated link", options.link_bytes_per_second)),
+      to_host_(std::make_shared<Pacer>("the emulated link", options.link_bytes_per_second)) {
   if (options.threads < 0 || options.update_threads < 0) {
     throw UsageError("bad thread count of the host device", "it must not be negative", "0 uses every CPU");
   }
@@ -197,10 +197,13 @@ void HostDevice::copy_from(Device& peer, void* to, const void* from, std::size_t
   HostStream& queue = own(stream);
   if (bytes == 0) return;
   require_copyable(memory_->ledger(), source.memory_->ledger(), to, from, bytes);
-  // Shares the peer's book-keeping: nothing says that the peer outlives streams of this device.
-  queue.enqueue("copy from peer", [=, this, memory = source.memory_] {
+  // Shares the peer's book-keeping and link: nothing says that the peer outlives streams of this device.
+  queue.enqueue("copy from peer", [=, this, memory = source.memory_, from_peer = source.to_host_] {
     require_copyable(memory_->ledger(), memory->ledger(), to, from, bytes);
-    large_copy(to, from, bytes);
+    if (memory == memory_) return large_copy(to, from, bytes);
+    // Up the peer's link and down this one, both at once: devices have no way of their own to each other.
+    const auto amount = static_cast<double>(bytes);
+    from_peer->run(amount, [&] { to_device_->run(amount, [&] { large_copy(to, from, bytes); }); });
   });
 }
 

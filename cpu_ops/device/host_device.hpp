@@ -33,7 +33,7 @@ struct HostDeviceOptions {
   std::size_t capacity = 0;                 ///< bytes, hard ceiling; 0: the memory available, less a margin
   int threads = 0;                          ///< threads of the device's kernels; 0: the CPUs of this process
   int update_threads = 0;                   ///< threads of host_kernels(); 0: the CPUs of this process
-  double link_bytes_per_second = 0;         ///< emulated bandwidth each way; 0: copies take what they take
+  double link_bytes_per_second = 0;         ///< emulated bandwidth each way, that of peers too; 0: as copies take
   double update_parameters_per_second = 0;  ///< emulated rate of the CPU update; 0: it takes what it takes
   int numa_node = -1;                       ///< NUMA node of pinned memory and the CPU update's threads; -1: any
   bool poison_memory = false;               ///< fresh device memory is full of NaN
@@ -110,8 +110,8 @@ class HostDevice final : public Device {
   std::shared_ptr<HostDeviceMemory> memory_;
   std::shared_ptr<std::atomic<std::size_t>> pinned_;
   std::shared_ptr<std::atomic<std::size_t>> unpinned_;  ///< bytes of pinned blocks that the system refused to lock
-  std::unique_ptr<Pacer> to_device_;
-  std::unique_ptr<Pacer> to_host_;
+  std::shared_ptr<Pacer> to_device_;
+  std::shared_ptr<Pacer> to_host_;                 ///< also used by peers that copy from here
   std::unique_ptr<UpdateKernels> device_kernels_;  ///< kernels of ops_
   std::unique_ptr<UpdateKernels> host_kernels_;
   std::unique_ptr<Ops> ops_;

@@ -43,6 +43,9 @@ class WrappedKernels final : public UpdateKernels {
   void norm_blocks(const float* gradient, std::int64_t count, double* partial) override {
     inner_->norm_blocks(gradient, count, partial);
   }
+  int fp8_codes(const bf16* weight, std::int64_t count, int exponent, std::uint8_t* codes, int most_threads) override {
+    return inner_->fp8_codes(weight, count, exponent, codes, most_threads);
+  }
   Parallel& parallel() noexcept override { return inner_->parallel(); }
 
  private:

@@ -21,7 +21,7 @@ void linear_backward_weight(Parallel& parallel, const Workspace& workspace, Tens
 
 /// Bytes of an Fp8Matrix: its elements as the numbers that they stand for, in bf16.
 std::size_t fp8_bytes(std::int64_t rows, std::int64_t columns);
-/// These (R, C).
+/// View of the numbers of an eight-bit matrix in bf16, (R, C).
 TensorView fp8_values(const Fp8Matrix& m);
 void quantize(Parallel& parallel, TensorView x, const Fp8Matrix& to);
 

@@ -8,7 +8,7 @@
 namespace tandem::reference {
 namespace {
 
-/// Where element 0 of head h at token (b, t) lies.
+/// Index of element 0 of head h at token (b, t).
 std::int64_t at(const HeadsView& view, const AttentionShape& s, std::int64_t b, std::int64_t t, std::int64_t h) {
   return (b * s.sequence + t) * view.row_stride + h * s.head_dim;
 }

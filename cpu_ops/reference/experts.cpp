@@ -39,7 +39,7 @@ void sort_rows(const Routing& r) {
   at(r.begins, experts) = row;
 }
 
-/// Where the values of a row begin.
+/// Index of a row's first value.
 std::int64_t start_of(const RowValues& x, const Routing& r, std::int64_t row) {
   return (x.of_tokens ? at(r.slots, row) / r.experts.shape[1] : row) * x.values.shape[1];
 }

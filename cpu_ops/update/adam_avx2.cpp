@@ -11,6 +11,7 @@
 #endif
 
 #include "cpu_ops/update/coded_avx2.hpp"
+#include "cpu_ops/update/halves_avx2.hpp"
 
 namespace tandem::kernels {
 namespace {
@@ -80,70 +81,14 @@ std::int64_t lion_groups(const AdamPiece& p, const Coefficients& c) {
 
 // -- moments in bf16
 
-/// numerics::adamw, eight at once.
-[[gnu::always_inline]] inline Eight adamw_eight(__m256i master, __m256i m, __m256i v, __m256i gradient,
-                                                const Coefficients& c) {
-  const Step step = step_of(floats(m), floats(v), floats(gradient), c);
-  return {moved(floats(master), step.direction, c), step.m, step.v};
-}
-/// numerics::round_stochastically of what is not NaN, its result in the upper halves. Infinity has no bit below them,
-/// so that nothing carries.
-__m256i add_random(__m256 x, __m256i bits) { return _mm256_add_epi32(_mm256_castps_si256(x), bits); }
-
-/// Sixteen elements.
-struct Updated {
-  Eight even, odd;
-};
-/// Goes on with drawing random bits meanwhile, by two rounds from `round` on.
-[[gnu::always_inline]] inline Updated adamw_sixteen(const AdamPiece& p, std::int64_t i, const Coefficients& c,
-                                                    const MomentBits& bits, MomentBits::Blocks& random, int round) {
-  const EvenOdd gradient = widen_both(p.gradient, i), master = join_both(p.weight, p.state.master, i);
-  const EvenOdd m = widen_both(p.state.m, i), v = widen_both(p.state.v, i);
-  Updated u;
-  u.even = adamw_eight(master.even, m.even, v.even, gradient.even, c);
-  bits.advance(random, round, round + 1);
-  u.odd = adamw_eight(master.odd, m.odd, v.odd, gradient.odd, c);
-  bits.advance(random, round + 1, round + 2);
-  return u;
-}
-[[gnu::always_inline]] inline void store_rounded(const AdamPiece& p, std::int64_t i, const Updated& u,
-                                                 const RandomState& random) {
-  const __m256i low = all(0xffff);
-  store_halves(p.state.m, i,
-               narrow_both({add_random(u.even.m, _mm256_and_si256(random.even, low)),
-                            add_random(u.odd.m, _mm256_and_si256(random.odd, low))}));
-  store_halves(p.state.v, i,
-               narrow_both({add_random(u.even.v, _mm256_srli_epi32(random.even, 16)),
-                            add_random(u.odd.v, _mm256_srli_epi32(random.odd, 16))}));
-  store_masters(p, i, u.even.master, u.odd.master);
-}
-
-/// 32 elements. `random`: their bits, in place of which those of the next 32 are drawn. Returns false, with nothing
-/// stored, where an element becomes NaN.
-[[gnu::always_inline]] inline bool adamw_run(const AdamPiece& p, std::int64_t i, const Coefficients& c,
-                                             const MomentBits& bits, MomentBits::Blocks& random) {
-  const MomentBits::Blocks own = random;
-  random = bits.begin_bits(p.index + static_cast<std::uint64_t>(i + random_run));
-  static_assert(MomentBits::begun + 5 == MomentBits::rounds);
-  const Updated low = adamw_sixteen(p, i, c, bits, random, MomentBits::begun);
-  const Updated high = adamw_sixteen(p, i + 16, c, bits, random, MomentBits::begun + 2);
-  bits.advance(random, MomentBits::rounds - 1, MomentBits::rounds);
-  if (_mm256_movemask_ps(_mm256_or_ps(nan_of(low.even, low.odd), nan_of(high.even, high.odd))) != 0) [[unlikely]]
-    return false;
-  store_rounded(p, i, low, own.low);
-  store_rounded(p, i + 16, high, own.high);
-  return true;
-}
-
 /// Whole runs from `i`, which begins one. Returns where the last ended.
 std::int64_t adamw_runs(const AdamPiece& piece, std::int64_t i, const Coefficients& c,
                         const AdamCoefficients& scalars) {
-  static_assert(random_run == 32);
   const MomentBits bits(scalars, first_random_block(piece));
-  MomentBits::Blocks random = bits.begin_bits(piece.index + static_cast<std::uint64_t>(i));
-  bits.advance(random, MomentBits::begun, MomentBits::rounds);
+  RunBits random(bits, piece.index + static_cast<std::uint64_t>(i));
+  Unrecorded unrecorded;
   for (; i + random_run <= piece.count; i += random_run) {
-    if (!adamw_run(piece, i, c, bits, random)) adamw_between(i, i + random_run, piece, scalars);
+    if (!adamw_run(piece, i, c, random, unrecorded)) adamw_between(i, i + random_run, piece, scalars);
   }
   return i;
 }

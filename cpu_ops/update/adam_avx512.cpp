@@ -16,6 +16,7 @@
 
 #include "cpu_ops/update/avx512.hpp"
 #include "cpu_ops/update/coded_avx512.hpp"
+#include "cpu_ops/update/halves_avx512.hpp"
 
 namespace tandem::kernels {
 namespace {
@@ -152,45 +153,16 @@ std::int64_t lion_of_fp32_weights(const AdamPiece& p, const Coefficients& c) {
 }
 
 // -- moments in bf16 -------------------------------------------------------------------------------------
-// Every array has 16 bits an element, so 32 elements are a vector, and the even and the odd ones of them two vectors
-// of 32 bits: widened and narrowed by a shift or a mask each, where halves in order would have to be shuffled. With
-// random bits to draw, this kernel is short of instructions, not of memory.
-
-/// numerics::round_stochastically of what is not NaN, its result in the upper halves. Infinity has no bit below them,
-/// so that nothing carries.
-__m512i add_random(__m512 x, __m512i bits) { return _mm512_add_epi32(_mm512_castps_si512(x), bits); }
-
-/// 32 elements. Returns false, with nothing stored, where one of them becomes NaN.
-[[gnu::always_inline]] inline bool adamw_both(const AdamPiece& p, std::int64_t i, const Coefficients& c,
-                                              const MomentBits& bits) {
-  const EvenOdd gradient = widen_both(p.gradient, i);
-  const EvenOdd m = widen_both(p.state.m, i);
-  const EvenOdd v = widen_both(p.state.v, i);
-  const EvenOdd master = join_both(p.weight, p.state.master, i);
-  const Sixteen even = adamw({floats(master.even), floats(m.even), floats(v.even)}, floats(gradient.even), c);
-  const Sixteen odd = adamw({floats(master.odd), floats(m.odd), floats(v.odd)}, floats(gradient.odd), c);
-  const EvenOdd random = bits.draw(p.index + static_cast<std::uint64_t>(i));  // while the divisions are under way
-  if (nan_of(even, odd) != 0) [[unlikely]]
-    return false;
-  const __m512i low = _mm512_set1_epi32(0xffff);
-  const EvenOdd new_m{add_random(even.m, _mm512_and_si512(random.even, low)),
-                      add_random(odd.m, _mm512_and_si512(random.odd, low))};
-  const EvenOdd new_v{add_random(even.v, _mm512_srli_epi32(random.even, 16)),
-                      add_random(odd.v, _mm512_srli_epi32(random.odd, 16))};
-  _mm512_storeu_si512(element<bf16>(p.state.m, i), narrow_both(new_m));
-  _mm512_storeu_si512(element<bf16>(p.state.v, i), narrow_both(new_v));
-  store_masters(p, i, even.master, odd.master);
-  return true;
-}
 
 /// Whole runs from `i`, which begins one. Returns where the last ended.
 std::int64_t adamw_runs(const AdamPiece& piece, std::int64_t i, const Coefficients& c,
                         const AdamCoefficients& scalars) {
-  static_assert(random_run == 32);
   const MomentBits bits(scalars, first_random_block(piece));
+  RunBits random(bits, piece.index + static_cast<std::uint64_t>(i));
+  Unrecorded unrecorded;
   for (; i + random_run <= piece.count; i += random_run) {
     prefetch<StateFormat::bf16_moments>(piece, i + ahead, random_run);
-    if (!adamw_both(piece, i, c, bits)) adamw_between(i, i + random_run, piece, scalars);
+    if (!adamw_run(piece, i, c, random, unrecorded)) adamw_between(i, i + random_run, piece, scalars);
   }
   return i;
 }

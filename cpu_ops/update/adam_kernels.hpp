@@ -33,7 +33,7 @@ struct RoundKey {
 /// Constants of the generator in a step: keys of all rounds, and what the first two rounds amount to where blocks'
 /// numbers share their upper word. Half of what those would compute is the same for all such blocks.
 struct RandomRounds {
-  /// For the block of number `first` and others of its upper word.
+  /// Constants for the block of number `first` and for others of its upper word.
   RandomRounds(const AdamCoefficients& c, std::uint64_t first);
 
   /// Whether the constants are right for `count` blocks from `block` on.

@@ -123,6 +123,13 @@ struct Step {
   return _mm256_fmadd_ps(c.minus_step_size, direction, _mm256_fmadd_ps(c.minus_decay, master, master));
 }
 
+/// Watcher of an update of which no record is made.
+struct Unrecorded {
+  void update(int /*vector*/, __m256 /*old_master*/, const Step& /*step*/, __m256 /*master*/) {}
+  void store() {}
+  void store_moments(std::int64_t /*first*/, __m256i /*m*/, __m256i /*v*/) {}
+};
+
 /// The state of eight elements.
 struct Eight {
   __m256 master, m, v;
@@ -175,12 +182,12 @@ class MomentBits {
   static constexpr int begun = 2;  ///< rounds that are behind blocks which begin
   static constexpr int rounds = numerics::philox_fewest_rounds;
 
-  /// For the words of eight blocks from `block` on.
+  /// Begins the words of eight blocks from `block` on.
   Blocks begin_words(std::uint64_t block) const {
     // In this order of lanes, blocks follow one another when words are interleaved within 128 bits.
     return begin(block, _mm256_setr_epi64x(0, 2, 1, 3));
   }
-  /// For the bits of 32 elements from `first` on, a multiple of 32.
+  /// Begins the bits of 32 elements from `first` on, a multiple of 32.
   Blocks begin_bits(std::uint64_t first) const {
     return begin(first / numerics::elements_per_block, _mm256_setr_epi64x(0, 1, 2, 3));
   }
@@ -211,7 +218,7 @@ class MomentBits {
     const __m256i step = spread(of_.step);
     return {lower_and_upper(numbers, to_upper(step)), lower_and_upper(to_lower(numbers), step)};
   }
-  /// After two rounds, where their constants hold.
+  /// State after two rounds, where their constants hold.
   RandomState second(__m256i numbers) const {
     const __m256i product0 = _mm256_mul_epu32(numbers, spread(numerics::philox_multiplier0));
     const __m256i word2 = _mm256_xor_si256(to_lower(product0), spread(of_.first23));
@@ -235,13 +242,16 @@ inline EvenOdd load_codes(const std::uint8_t* codes) {
   return in_upper_halves(_mm256_slli_epi16(halves, 4));
 }
 
-/// Codes are `below_code` bits up.
-inline __m256 decode_m(__m256i code, __m256 scale) {
-  const __m256i place = _mm256_and_si256(code, all(numerics::most_m_code << numerics::below_code));
+/// numerics::m_at in a block whose power of two is `scale`.
+inline __m256 m_at(__m256i place, __m256 scale) {
   const __m256 above = _mm256_castsi256_ps(_mm256_add_epi32(place, all(numerics::m_linear_bits)));
   const __m256 linear = _mm256_sub_ps(above, _mm256_set1_ps(numerics::m_linear_below));
   const __m256i normal = _mm256_add_epi32(place, all(numerics::m_linear_bits - numerics::m_binade));
-  const __m256 m = _mm256_mul_ps(_mm256_min_ps(linear, _mm256_castsi256_ps(normal)), scale);
+  return _mm256_mul_ps(_mm256_min_ps(linear, _mm256_castsi256_ps(normal)), scale);
+}
+/// Codes are `below_code` bits up.
+inline __m256 decode_m(__m256i code, __m256 scale) {
+  const __m256 m = m_at(_mm256_and_si256(code, all(numerics::most_m_code << numerics::below_code)), scale);
   const __m256i sign = _mm256_and_si256(_mm256_slli_epi32(code, 24 - numerics::below_code), all(0x80000000u));
   return _mm256_or_ps(m, _mm256_castsi256_ps(sign));
 }
@@ -266,7 +276,9 @@ inline __m256i place_of_m(__m256 m, __m256 scale, __m256i increment) {
   const __m256i normal = _mm256_add_epi32(_mm256_castps_si256(relative), all(numerics::m_binade));
   return _mm256_add_epi32(_mm256_max_epu32(_mm256_castps_si256(above), normal), increment);
 }
-/// Codes of v likewise; `increment` has 8 less the block's base in it.
+/// numerics::place_of_m; `scale`: 1 over the block's power of two.
+inline __m256i place_of_m(__m256 m, __m256 scale) { return place_of_m(m, scale, all(0u - numerics::m_linear_bits)); }
+/// Codes of v with bits below; `increment` has 8 less the block's base in it.
 inline __m256i place_of_v(__m256 v, __m256i increment) {
   const __m256i bits = _mm256_castps_si256(v);
   const __m256i least = _mm256_sign_epi32(all(1u << numerics::below_code), bits);  // 0 where v is

@@ -94,6 +94,13 @@ struct Sixteen {
   return {moved(old.master, step.direction, c), step.m, step.v};
 }
 
+/// Watcher of an update of which no record is made.
+struct Unrecorded {
+  void update(int /*vector*/, __m512 /*old_master*/, const Step& /*step*/, __m512 /*master*/) {}
+  void store() {}
+  void store_moments(std::int64_t /*first*/, __m512i /*m*/, __m512i /*v*/) {}
+};
+
 /// Lanes in which one of two has a NaN: that of a moment reaches the master.
 inline __mmask16 nan_of(const Sixteen& a, const Sixteen& b) {
   return _mm512_cmp_ps_mask(a.master, b.master, _CMP_UNORD_Q);
@@ -220,12 +227,23 @@ inline EvenOdd increments(__m512i words) {
   return {or_masked(all(8), _mm512_slli_epi32(words, 4), all(0xffff0)),
           or_masked(all(8), _mm512_srli_epi32(words, 12), all(0xffff0))};
 }
-inline __m512 decode_m(__m512i code, __m512 scale) {
-  const __m512i place = _mm512_and_si512(code, all(numerics::most_m_code << numerics::below_code));
+/// numerics::m_at in a block whose power of two is `scale`.
+inline __m512 m_at(__m512i place, __m512 scale) {
   const __m512 above = floats(_mm512_add_epi32(place, all(numerics::m_linear_bits)));
   const __m512 linear = _mm512_sub_ps(above, _mm512_set1_ps(numerics::m_linear_below));
   const __m512i normal = _mm512_add_epi32(place, all(numerics::m_linear_bits - numerics::m_binade));
-  const __m512i m = _mm512_castps_si512(_mm512_mul_ps(_mm512_min_ps(linear, floats(normal)), scale));
+  return _mm512_mul_ps(_mm512_min_ps(linear, floats(normal)), scale);
+}
+/// numerics::place_of_m; `scale`: 1 over the block's power of two.
+inline __m512i place_of_m(__m512 m, __m512 scale) {
+  const __m512 relative = _mm512_mul_ps(floats(magnitude_of(m)), scale);
+  const __m512 above = _mm512_add_ps(relative, _mm512_set1_ps(numerics::m_linear_below));
+  const __m512i normal = _mm512_add_epi32(_mm512_castps_si512(relative), all(numerics::m_binade));
+  return _mm512_sub_epi32(_mm512_max_epu32(_mm512_castps_si512(above), normal), all(numerics::m_linear_bits));
+}
+inline __m512 decode_m(__m512i code, __m512 scale) {
+  const __m512i place = _mm512_and_si512(code, all(numerics::most_m_code << numerics::below_code));
+  const __m512i m = _mm512_castps_si512(m_at(place, scale));
   return floats(or_masked(m, _mm512_slli_epi32(code, 4), all(0x80000000u)));
 }
 inline __m512 decode_v(__m512i code, __m512i base) {
@@ -240,12 +258,7 @@ inline __m512i exchanged(__m512i words) {
 /// Codes in the bits from `low` on, with others below.
 template <int low>
 inline __m512i encode_m(__m512 m, __m512 scale, __m512i increment) {
-  const __m512 relative = _mm512_mul_ps(floats(magnitude_of(m)), scale);
-  const __m512 above = _mm512_add_ps(relative, _mm512_set1_ps(numerics::m_linear_below));
-  const __m512i normal = _mm512_add_epi32(_mm512_castps_si512(relative), all(numerics::m_binade));
-  const __m512i place =
-      _mm512_sub_epi32(_mm512_max_epu32(_mm512_castps_si512(above), normal), all(numerics::m_linear_bits));
-  const __m512i code = _mm512_srli_epi32(_mm512_add_epi32(place, increment), numerics::below_code - low);
+  const __m512i code = _mm512_srli_epi32(_mm512_add_epi32(place_of_m(m, scale), increment), numerics::below_code - low);
   constexpr std::uint32_t most = ((numerics::most_m_code + 1) << low) - 1;
   return or_masked(_mm512_min_epu32(code, all(most)), _mm512_srli_epi32(_mm512_castps_si512(m), 24 - low),
                    all(0x80u << low));

@@ -6,12 +6,6 @@
 namespace tandem::kernels {
 namespace {
 
-/// Watcher of an update of which no record is made.
-struct Unrecorded {
-  void update(int /*vector*/, __m256 /*old_master*/, const Step& /*step*/, __m256 /*master*/) {}
-  void store() {}
-};
-
 /// New state of a block: 64 elements, the even and the odd ones of each sixteen apart; nothing of it stored.
 struct CodedUpdate {
   Eight even[coded_block / 16], odd[coded_block / 16];

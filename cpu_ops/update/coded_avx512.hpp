@@ -7,12 +7,6 @@
 namespace tandem::kernels {
 namespace {
 
-/// Watcher of an update of which no record is made.
-struct Unrecorded {
-  void update(int /*vector*/, __m512 /*old_master*/, const Step& /*step*/, __m512 /*master*/) {}
-  void store() {}
-};
-
 /// Codes in the low byte of the even elements, and of the upper half of the odd ones.
 inline void store_codes(std::uint8_t* codes, const EvenOdd& x) {
   const __m512i halves = _mm512_mask_blend_epi16(upper_halves, x.even, x.odd);

@@ -1,5 +1,6 @@
 #include <immintrin.h>
 
+#include <algorithm>
 #include <bit>
 
 #include "cpu_ops/update/adam_kernels.hpp"
@@ -12,6 +13,7 @@
 #pragma GCC target("avx2,fma")
 #endif
 #include "cpu_ops/update/coded_avx2.hpp"
+#include "cpu_ops/update/halves_avx2.hpp"
 
 namespace tandem::kernels {
 namespace {
@@ -52,11 +54,8 @@ template <int n>
 Bits down(Bits x) {
   return _mm256_srli_epi32(x, n);
 }
-
-template <int n>
-Bits down_signed(Bits x) {
-  return _mm256_srai_epi32(x, n);
-}
+/// The smaller ones, without a sign.
+inline Bits least(Bits a, Bits b) { return _mm256_min_epu32(a, b); }
 
 /// Zero-extended.
 inline Bits load(const std::uint32_t* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
@@ -67,6 +66,11 @@ inline Bits load(const std::uint8_t* p) {
 /// The lowest bits of each lane.
 inline void store(std::uint32_t* p, Bits x) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), x); }
 inline void store(std::uint16_t* p, Bits x) { _mm_storeu_si128(reinterpret_cast<__m128i*>(p), low_halves(x)); }
+
+inline void store(std::uint8_t* p, Bits x) {
+  const __m128i half = low_halves(x);
+  _mm_storel_epi64(reinterpret_cast<__m128i*>(p), _mm_packus_epi16(half, half));
+}
 
 /// Elements of a group whose old bits are in lists, a bit each.
 struct Escapes {
@@ -89,6 +93,17 @@ inline Bytes narrow_in_order(const Group& x, std::uint32_t most) {
   };
   return {{half(0), half(4)}};
 }
+/// The differences of a group in vectors of the even and of the odd elements of each sixteen, in order, a byte each.
+inline Bytes narrow_apart(const Group& x, std::uint32_t most) {
+  return of_both([&](int j) {
+    const Bits* const of = x + 4 * j;
+    const __m256i dealt = _mm256_packs_epi16(_mm256_packs_epi32(of[0], of[2]), _mm256_packs_epi32(of[1], of[3]));
+    // In each 128 bits now 4 bytes each of even and of odd elements of the first sixteen and then of the second.
+    constexpr std::int64_t first = 0x0b030a0209010800, second = 0x0f070e060d050c04;
+    const __m256i evens_and_odds = _mm256_setr_epi64x(first, second, first, second);
+    return _mm256_min_epu8(in_order(_mm256_shuffle_epi8(dealt, evens_and_odds)), every_byte(most));
+  });
+}
 inline std::uint64_t equal(__m256i bytes, std::uint32_t x) {
   const __m256i same = _mm256_cmpeq_epi8(bytes, _mm256_set1_epi8(static_cast<char>(x)));
   return static_cast<std::uint32_t>(_mm256_movemask_epi8(same));
@@ -110,30 +125,94 @@ inline Bytes load_bytes(const std::uint8_t* p) {
 inline void store_bytes(std::uint8_t* p, const Bytes& x) {
   for (int j = 0; j < 2; ++j) _mm256_storeu_si256(reinterpret_cast<__m256i*>(p + 32 * j), x.of[j]);
 }
-/// numerics::v_place of 64 elements.
-inline Bytes v_places(const Bytes& old, const Bytes& next, std::uint8_t offset) {
-  return of_both([&](int j) {
-    const __m256i place = _mm256_add_epi8(_mm256_sub_epi8(old.of[j], next.of[j]), every_byte(offset));
-    const __m256i zero = _mm256_cmpeq_epi8(old.of[j], _mm256_setzero_si256());
-    static_assert((numerics::v_place_escape | numerics::v_place_zero) == numerics::v_place_zero);
-    return _mm256_or_si256(_mm256_min_epu8(place, every_byte(numerics::v_place_escape)),
-                           _mm256_and_si256(zero, every_byte(numerics::v_place_zero)));
-  });
+/// numerics::kept_code in each byte, or each 16 bits, of which `m` and `v` have the masks.
+inline __m256i kept_codes(__m256i old_m, __m256i old_v, __m256i of_master, __m256i m, __m256i v) {
+  const __m256i of_v = _mm256_slli_epi16(_mm256_and_si256(old_v, v), numerics::kept_v_field);
+  const __m256i moments = _mm256_or_si256(_mm256_and_si256(old_m, m), of_v);
+  return _mm256_or_si256(moments, _mm256_slli_epi16(of_master, numerics::master_field));
 }
-/// numerics::old_v_code of 64 elements.
-inline Bytes old_v_codes(const Bytes& places, const Bytes& next, std::uint8_t offset) {
-  return of_both([&](int j) {
-    const __m256i old = _mm256_sub_epi8(_mm256_add_epi8(next.of[j], places.of[j]), every_byte(offset));
-    return _mm256_andnot_si256(_mm256_cmpeq_epi8(places.of[j], every_byte(numerics::v_place_zero)), old);
-  });
+inline void store_kept_bytes(std::uint8_t* codes, const Bytes& old_m, const Bytes& old_v, const Bytes& of_master) {
+  store_bytes(codes, of_both([&](int j) {
+                return kept_codes(old_m.of[j], old_v.of[j], of_master.of[j], every_byte(numerics::kept_m_bits),
+                                  every_byte(numerics::kept_v_bits));
+              }));
 }
-inline Bytes places_of(const Bytes& codes) {
-  return of_both([&](int j) { return _mm256_and_si256(codes.of[j], every_byte(numerics::v_place_mask)); });
+/// Elements of 64 whose old moment is not found again, by numerics::finds_code of magnitudes that are no less than
+/// `least`; a bit each. `magnitude`: their bits in a code.
+inline std::uint64_t lost_codes(const Bytes& old, const Bytes& next, std::uint8_t more, std::uint8_t less,
+                                std::uint32_t magnitude, std::uint32_t least) {
+  const auto found = [&](int j) {
+    const __m256i o = _mm256_and_si256(old.of[j], every_byte(magnitude)),
+                  n = _mm256_and_si256(next.of[j], every_byte(magnitude));
+    const __m256i within = _mm256_cmpeq_epi8(
+        _mm256_subs_epu8(n, _mm256_subs_epu8(_mm256_adds_epu8(o, every_byte(more)), every_byte(less))),
+        _mm256_setzero_si256());
+    const __m256i smaller = _mm256_min_epu8(o, n);
+    const __m256i numbers = _mm256_cmpeq_epi8(_mm256_max_epu8(smaller, every_byte(least)), smaller);
+    const __m256i zeros = _mm256_cmpeq_epi8(_mm256_or_si256(old.of[j], next.of[j]), _mm256_setzero_si256());
+    const __m256i all_found = _mm256_or_si256(zeros, _mm256_and_si256(within, numbers));
+    return std::uint64_t{static_cast<std::uint32_t>(_mm256_movemask_epi8(all_found))};
+  };
+  return ~(found(0) | found(1) << 32);
 }
-/// Codes from places of v and the differences of masters.
-inline Bytes with_masters(const Bytes& places, const Bytes& of_master) {
-  return of_both(
-      [&](int j) { return _mm256_or_si256(places.of[j], _mm256_slli_epi16(of_master.of[j], numerics::master_field)); });
+inline std::uint64_t lost_m_codes(const Bytes& old, const Bytes& next, std::uint8_t more, std::uint8_t less) {
+  return lost_codes(old, next, more, less, numerics::most_m_code, numerics::least_found_m);
+}
+inline std::uint64_t lost_v_codes(const Bytes& old, const Bytes& next, std::uint8_t more, std::uint8_t less) {
+  return lost_codes(old, next, more, less, numerics::most_v_code, numerics::least_found_v);
+}
+
+// -- sixteen numbers of 16 bits
+
+constexpr std::int64_t halves = 16;
+inline Bits every_half(std::uint32_t x) { return _mm256_set1_epi16(static_cast<short>(x)); }
+/// A bit for each number that is all ones, of numbers that are that or 0.
+inline std::uint16_t bits_of_halves(Bits x) {
+  const __m128i bytes = _mm_packs_epi16(_mm256_castsi256_si128(x), _mm256_extracti128_si256(x, 1));
+  return static_cast<std::uint16_t>(_mm_movemask_epi8(bytes));
+}
+/// A bit for each number that is `x`.
+inline std::uint16_t equal_halves(Bits a, std::uint32_t x) {
+  return bits_of_halves(_mm256_cmpeq_epi16(a, every_half(x)));
+}
+/// Units by which a moment may have grown, and what makes of at most less.
+inline Bits reach_of_halves(int octaves) {
+  return every_half((static_cast<std::uint32_t>(octaves) << numerics::bf16_octave) + 0x80);
+}
+/// Moments that are not found again by numerics::finds_bf16, a bit each; `old` are those of which `size` are the
+/// magnitudes, or negative.
+inline std::uint16_t lost_halves(Bits old, Bits size, Bits next, Bits reach) {
+  // Saturates, so that nothing is found from infinity.
+  static_assert(numerics::bf16_infinity + 0x7f == 0x7fff);
+  const Bits within = _mm256_cmpgt_epi16(_mm256_adds_epi16(size, reach), _mm256_add_epi16(next, every_half(0x7f)));
+  const Bits found = _mm256_and_si256(within, _mm256_cmpgt_epi16(next, every_half(numerics::least_found_bf16 - 1)));
+  const Bits zero = _mm256_cmpeq_epi16(old, _mm256_setzero_si256());
+  return static_cast<std::uint16_t>(~bits_of_halves(_mm256_or_si256(zero, found)));
+}
+inline std::uint16_t lost_m(Bits old, Bits next, Bits reach) {
+  const Bits magnitude = every_half(0x7fff);
+  return lost_halves(old, _mm256_and_si256(old, magnitude), _mm256_and_si256(next, magnitude), reach);
+}
+inline std::uint16_t lost_v(Bits old, Bits next, Bits reach) { return lost_halves(old, old, next, reach); }
+/// Codes of sixteen elements, by numerics::kept_code.
+inline void store_kept(std::uint8_t* codes, Bits old_m, Bits old_v, Bits of_masters) {
+  const Bits code =
+      kept_codes(old_m, old_v, of_masters, every_half(numerics::kept_m_bits), every_half(numerics::kept_v_bits));
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(codes),
+                   _mm_packus_epi16(_mm256_castsi256_si128(code), _mm256_extracti128_si256(code, 1)));
+}
+inline void store_words(const MomentBits& random, std::uint64_t block, std::uint32_t* words) {
+  MomentBits::Blocks blocks = random.begin_words(block);
+  random.advance(blocks, MomentBits::begun, MomentBits::rounds);
+  const RandomWords drawn = MomentBits::words_of(blocks);
+  for (int j = 0; j < 4; ++j) store(words + lanes * j, drawn.of[j]);
+}
+
+/// Masters of 64 elements that escape, a bit each.
+inline std::uint64_t masters_of(const std::uint8_t* codes) {
+  const std::uint32_t field = numerics::master_escape << numerics::master_field;
+  const Bytes all_codes = load_bytes(codes);
+  return equal(of_both([&](int j) { return _mm256_and_si256(all_codes.of[j], every_byte(field)); }), field);
 }
 inline Escapes escapes_of(const std::uint8_t* codes) {
   const auto escaped = [codes](std::uint32_t field) {
@@ -183,90 +262,11 @@ inline Bits insert(std::uint64_t escapes, int j, Bits x, const std::uint32_t*& l
 }  // namespace
 }  // namespace tandem::kernels
 
-#include "cpu_ops/update/undo_lanes.hpp"
+#include "cpu_ops/update/undo_rounded_lanes.hpp"
 
 namespace tandem::kernels {
 
-namespace {
-
-/// Elements of a group with the even and the odd ones of each sixteen apart. Arrays of 16 bits an element, and of a
-/// byte.
-struct Apart {
-  /// Random bits of runs of 32 elements one after another. Those of a run are drawn while the one before is updated: a
-  /// round waits for the one before, and divisions leave room for it.
-  struct Draws {
-    Draws(const MomentBits& of, std::uint64_t first) : bits(of), index(first), next(of.begin_bits(first)) {
-      bits.advance(next, MomentBits::begun, MomentBits::rounds);
-    }
-    /// Bits of the run that comes; begins the one behind it.
-    MomentBits::Blocks take() {
-      const MomentBits::Blocks drawn = next;
-      index += random_run;
-      next = bits.begin_bits(index);
-      return drawn;
-    }
-    /// Goes on by the rounds of one of a run's four vectors.
-    template <int vector>
-    [[gnu::always_inline]] void advance() {
-      constexpr int rounds = MomentBits::rounds - MomentBits::begun;
-      bits.advance(next, MomentBits::begun + rounds * vector / 4, MomentBits::begun + rounds * (vector + 1) / 4);
-    }
-    const MomentBits& bits;
-    std::uint64_t index;
-    MomentBits::Blocks next;
-  };
-  template <StateFormat format, class Body>
-  [[gnu::always_inline]] static void for_vectors(const AdamPiece& p, std::int64_t first, Draws& draws,
-                                                 const Body& body) {
-    for (int j = 0; j < vectors; j += 4) {
-      const MomentBits::Blocks random = draws.take();
-      const std::int64_t i = first + j * lanes;
-      for_pair<0>(p, i, j, random.low, draws, body);
-      for_pair<1>(p, i + 16, j + 2, random.high, draws, body);
-    }
-  }
-  template <int pair, class Body>
-  [[gnu::always_inline]] static void for_pair(const AdamPiece& p, std::int64_t i, int j, const RandomState& random,
-                                              Draws& draws, const Body& body) {
-    const EvenOdd m = widen_both(p.state.m, i), v = widen_both(p.state.v, i), gradient = widen_both(p.gradient, i);
-    const EvenOdd master = join_both(p.weight, p.state.master, i);
-    const Bits low = all(0xffff);
-    body(j, Operands{m.even, v.even, master.even, gradient.even, both(random.even, low), down<16>(random.even)});
-    draws.template advance<2 * pair>();
-    body(j + 1, Operands{m.odd, v.odd, master.odd, gradient.odd, both(random.odd, low), down<16>(random.odd)});
-    draws.template advance<2 * pair + 1>();
-  }
-  template <StateFormat>
-  static void store_masters(const AdamPiece& p, std::int64_t i, const Group& x) {
-    for (int j = 0; j < 4; ++j) kernels::store_masters(p, i + 16 * j, floats(x[2 * j]), floats(x[2 * j + 1]));
-  }
-  template <StateFormat>
-  static void store_moments(std::uint16_t* moments, const Group& x) {
-    for (int j = 0; j < 4; ++j) store_halves(moments, 16 * j, narrow_both({x[2 * j], x[2 * j + 1]}));
-  }
-  static Bytes narrow(const Group& x, std::uint32_t most) {
-    return of_both([&](int j) {
-      const Bits* const of = x + 4 * j;
-      const __m256i dealt = _mm256_packs_epi16(_mm256_packs_epi32(of[0], of[2]), _mm256_packs_epi32(of[1], of[3]));
-      // In each 128 bits now 4 bytes each of even and of odd elements of the first sixteen and then of the second.
-      constexpr std::int64_t first = 0x0b030a0209010800, second = 0x0f070e060d050c04;
-      const __m256i evens_and_odds = _mm256_setr_epi64x(first, second, first, second);
-      return _mm256_min_epu8(in_order(_mm256_shuffle_epi8(dealt, evens_and_odds)), every_byte(most));
-    });
-  }
-  template <StateFormat format>
-  static Bytes narrow_moments(const Group& x) {
-    return of_both([&](int j) {
-      const Bits* const of = x + 4 * j;
-      const __m256i dealt = _mm256_packs_epi16(narrow_both({of[0], of[1]}), narrow_both({of[2], of[3]}));
-      return _mm256_min_epu8(in_order(dealt), every_byte(numerics::moment_escape));
-    });
-  }
-};
-
-}  // namespace
-
-std::int64_t record_avx2(const UndoBlock& block, EscapeLists& lists) { return record_block<Apart>(block, lists); }
+std::int64_t record_avx2(const UndoBlock& block, Unfound& old) { return record_block(block, old); }
 void restore_avx2(const UndoBlock& block, const EscapeLists& lists, std::int64_t count) {
   restore_block(block, lists, count);
 }

@@ -1,5 +1,6 @@
 #include <immintrin.h>
 
+#include <algorithm>
 #include <bit>
 
 #include "cpu_ops/update/adam_kernels.hpp"
@@ -16,6 +17,7 @@
 #pragma GCC diagnostic ignored "-Wuninitialized"
 #endif
 #include "cpu_ops/update/coded_avx512.hpp"
+#include "cpu_ops/update/halves_avx512.hpp"
 
 namespace tandem::kernels {
 namespace {
@@ -52,11 +54,8 @@ template <int n>
 Bits down(Bits x) {
   return _mm512_srli_epi32(x, n);
 }
-
-template <int n>
-Bits down_signed(Bits x) {
-  return _mm512_srai_epi32(x, n);
-}
+/// The smaller ones, without a sign.
+inline Bits least(Bits a, Bits b) { return _mm512_min_epu32(a, b); }
 
 /// Zero-extended.
 inline Bits load(const std::uint32_t* p) { return _mm512_loadu_si512(p); }
@@ -72,6 +71,8 @@ inline void store(std::uint16_t* p, Bits x) {
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(x));
 }
 
+inline void store(std::uint8_t* p, Bits x) { _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(x)); }
+
 /// Elements of a group whose old bits are in lists, a bit each.
 struct Escapes {
   std::uint64_t m, v, master;
@@ -86,6 +87,14 @@ inline Bytes narrow_in_order(const Group& x, std::uint32_t most) {
   const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
   return at_most(_mm512_permutexvar_epi32(order, dealt), most);
 }
+/// The differences of a group in vectors of the even and of the odd elements of each 32, in order, a byte each.
+inline Bytes narrow_apart(const Group& x, std::uint32_t most) {
+  const __m512i dealt = _mm512_packs_epi16(_mm512_packs_epi32(x[0], x[2]), _mm512_packs_epi32(x[1], x[3]));
+  // In each 128 bits now 4 bytes each of even and of odd elements of the first 32 and then of the second.
+  const __m512i evens_and_odds = _mm512_set4_epi32(0x0f070e06, 0x0d050c04, 0x0b030a02, 0x09010800);
+  const __m512i order = _mm512_setr_epi64(0, 2, 4, 6, 1, 3, 5, 7);
+  return at_most(_mm512_permutexvar_epi64(order, _mm512_shuffle_epi8(dealt, evens_and_odds)), most);
+}
 /// A bit for each byte that is `x`.
 inline std::uint64_t equal(Bytes bytes, std::uint32_t x) {
   return _mm512_cmpeq_epi8_mask(bytes, _mm512_set1_epi8(static_cast<char>(x)));
@@ -98,21 +107,79 @@ inline void store_codes(std::uint8_t* codes, Bytes of_m, Bytes of_v, Bytes of_ma
 }
 inline Bytes load_bytes(const std::uint8_t* p) { return _mm512_loadu_si512(p); }
 inline void store_bytes(std::uint8_t* p, Bytes x) { _mm512_storeu_si512(p, x); }
-/// numerics::v_place of 64 elements.
-inline Bytes v_places(Bytes old, Bytes next, std::uint8_t offset) {
-  const Bytes place = _mm512_add_epi8(_mm512_sub_epi8(old, next), _mm512_set1_epi8(static_cast<char>(offset)));
-  return _mm512_mask_blend_epi8(_mm512_test_epi8_mask(old, old), _mm512_set1_epi8(numerics::v_place_zero),
-                                at_most(place, numerics::v_place_escape));
+inline Bytes every_byte(std::int32_t x) { return _mm512_set1_epi8(static_cast<char>(x)); }
+/// `a` where `mask` has ones, else `b`.
+inline Bits where(Bits mask, Bits a, Bits b) { return _mm512_ternarylogic_epi32(a, b, mask, 0xe4); }
+/// Codes by numerics::kept_code.
+inline void store_kept_bytes(std::uint8_t* codes, Bytes old_m, Bytes old_v, Bytes of_master) {
+  const Bytes moments =
+      where(every_byte(numerics::kept_m_bits), old_m, _mm512_slli_epi16(old_v, numerics::kept_v_field));
+  const Bytes of_masters = _mm512_slli_epi16(of_master, numerics::master_field);
+  _mm512_storeu_si512(codes, where(every_byte((1 << numerics::master_field) - 1), moments, of_masters));
 }
-/// numerics::old_v_code of 64 elements.
-inline Bytes old_v_codes(Bytes places, Bytes next, std::uint8_t offset) {
-  const Bytes old = _mm512_sub_epi8(_mm512_add_epi8(next, places), _mm512_set1_epi8(static_cast<char>(offset)));
-  return _mm512_maskz_mov_epi8(_mm512_cmpneq_epi8_mask(places, _mm512_set1_epi8(numerics::v_place_zero)), old);
+/// Elements of 64 whose old moment is not found again, by numerics::finds_code of magnitudes that are no less than
+/// `least`; a bit each.
+inline std::uint64_t lost_codes(Bytes old, Bytes next, std::uint8_t more, std::uint8_t less, std::uint32_t least) {
+  const Bytes most = _mm512_subs_epu8(_mm512_adds_epu8(old, every_byte(more)), every_byte(less));
+  const Bytes least_found = every_byte(static_cast<std::int32_t>(least));
+  return ~(_mm512_cmple_epu8_mask(next, most) & _mm512_cmpge_epu8_mask(_mm512_min_epu8(old, next), least_found));
 }
-inline Bytes places_of(Bytes codes) { return _mm512_and_si512(codes, _mm512_set1_epi8(numerics::v_place_mask)); }
-/// Codes from places of v and the differences of masters.
-inline Bytes with_masters(Bytes places, Bytes of_master) {
-  return _mm512_or_si512(places, _mm512_slli_epi16(of_master, numerics::master_field));
+inline std::uint64_t lost_m_codes(Bytes old, Bytes next, std::uint8_t more, std::uint8_t less) {
+  const Bytes magnitude = every_byte(numerics::most_m_code), either = _mm512_or_si512(old, next);
+  const Bytes old_size = _mm512_and_si512(old, magnitude), next_size = _mm512_and_si512(next, magnitude);
+  return _mm512_test_epi8_mask(either, either) & lost_codes(old_size, next_size, more, less, numerics::least_found_m);
+}
+inline std::uint64_t lost_v_codes(Bytes old, Bytes next, std::uint8_t more, std::uint8_t less) {
+  const Bytes either = _mm512_or_si512(old, next);
+  return _mm512_test_epi8_mask(either, either) & lost_codes(old, next, more, less, numerics::least_found_v);
+}
+
+// -- 32 numbers of 16 bits
+
+constexpr std::int64_t halves = 32;
+inline Bits every_half(std::uint32_t x) { return _mm512_set1_epi16(static_cast<short>(x)); }
+inline Bits load_halves(const void* array, std::int64_t i) { return _mm512_loadu_si512(at(array, i, 2)); }
+inline void store_halves(void* array, std::int64_t i, Bits x) {
+  _mm512_storeu_si512(element<std::uint16_t>(array, i), x);
+}
+/// A bit for each number that is `x`.
+inline std::uint32_t equal_halves(Bits a, std::uint32_t x) { return _mm512_cmpeq_epi16_mask(a, every_half(x)); }
+/// Units by which a moment may have grown, and what makes of at most less.
+inline Bits reach_of_halves(int octaves) {
+  return every_half((static_cast<std::uint32_t>(octaves) << numerics::bf16_octave) + 0x80);
+}
+/// Moments that are not found again by numerics::finds_bf16, a bit each; `old` are those of which `size` are the
+/// magnitudes, or negative.
+inline std::uint32_t lost_halves(Bits old, Bits size, Bits next, Bits reach) {
+  // Saturates, so that nothing is found from infinity.
+  static_assert(numerics::bf16_infinity + 0x7f == 0x7fff);
+  const __mmask32 lost =
+      _mm512_cmpge_epi16_mask(_mm512_add_epi16(next, every_half(0x7f)), _mm512_adds_epi16(size, reach)) |
+      _mm512_cmplt_epi16_mask(next, every_half(numerics::least_found_bf16));
+  return _mm512_mask_test_epi16_mask(lost, old, old);
+}
+inline std::uint32_t lost_m(Bits old, Bits next, Bits reach) {
+  const Bits magnitude = every_half(0x7fff);
+  return lost_halves(old, _mm512_and_si512(old, magnitude), _mm512_and_si512(next, magnitude), reach);
+}
+inline std::uint32_t lost_v(Bits old, Bits next, Bits reach) { return lost_halves(old, old, next, reach); }
+/// Codes of 32 elements, by numerics::kept_code.
+inline void store_kept(std::uint8_t* codes, Bits old_m, Bits old_v, Bits of_masters) {
+  const Bits moments =
+      where(every_half(numerics::kept_m_bits), old_m, _mm512_slli_epi16(old_v, numerics::kept_v_field));
+  const Bits masters = _mm512_slli_epi16(of_masters, numerics::master_field);
+  const Bits code = where(every_half((1 << numerics::master_field) - 1), moments, masters);
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(codes), _mm512_cvtepi16_epi8(code));
+}
+inline void store_words(const MomentBits& random, std::uint64_t block, std::uint32_t* words) {
+  const TwoVectors drawn = random.words(block);
+  for (int j = 0; j < 2; ++j) _mm512_store_si512(words + lanes * j, drawn.of[j]);
+}
+
+/// Masters of 64 elements that escape, a bit each.
+inline std::uint64_t masters_of(const std::uint8_t* codes) {
+  const Bytes field = _mm512_set1_epi8(static_cast<char>(numerics::master_escape << numerics::master_field));
+  return _mm512_cmpeq_epi8_mask(_mm512_and_si512(_mm512_loadu_si512(codes), field), field);
 }
 inline Escapes escapes_of(const std::uint8_t* codes) {
   const __m512i code = _mm512_loadu_si512(codes);
@@ -148,67 +215,11 @@ inline Bits insert(std::uint64_t escapes, int j, Bits x, const std::uint32_t*& l
 }  // namespace
 }  // namespace tandem::kernels
 
-#include "cpu_ops/update/undo_lanes.hpp"
+#include "cpu_ops/update/undo_rounded_lanes.hpp"
 
 namespace tandem::kernels {
 
-namespace {
-
-/// Elements of a group with the even and the odd ones of each 32 apart, as adam_avx512.cpp has them. Arrays of 16 bits
-/// an element, and of a byte.
-struct Apart {
-  /// Random bits of groups one after another.
-  struct Draws {
-    Draws(const MomentBits& of, std::uint64_t first) : bits(of), index(first) {}
-    const MomentBits& bits;
-    std::uint64_t index;
-  };
-  template <StateFormat format, class Body>
-  [[gnu::always_inline]] static void for_vectors(const AdamPiece& p, std::int64_t first, Draws& draws,
-                                                 const Body& body) {
-    const EvenOdd own[] = {draws.bits.draw(draws.index),
-                           draws.bits.draw(draws.index + 32)};  // none waits for the other
-    draws.index += undo_group;
-    for (int j = 0; j < vectors; j += 2) {
-      const std::int64_t i = first + j * lanes;
-      const EvenOdd& random = own[j / 2];
-      const EvenOdd m = widen_both(p.state.m, i), v = widen_both(p.state.v, i), gradient = widen_both(p.gradient, i);
-      const EvenOdd master = join_both(p.weight, p.state.master, i);
-      const Bits low = all(0xffff);
-      body(j, Operands{m.even, v.even, master.even, gradient.even, both(random.even, low), down<16>(random.even)});
-      body(j + 1, Operands{m.odd, v.odd, master.odd, gradient.odd, both(random.odd, low), down<16>(random.odd)});
-    }
-  }
-  template <StateFormat>
-  static void store_masters(const AdamPiece& p, std::int64_t i, const Group& x) {
-    for (int j = 0; j < 2; ++j) kernels::store_masters(p, i + 32 * j, floats(x[2 * j]), floats(x[2 * j + 1]));
-  }
-  template <StateFormat>
-  static void store_moments(std::uint16_t* moments, const Group& x) {
-    for (int j = 0; j < 2; ++j) _mm512_storeu_si512(moments + 32 * j, narrow_both({x[2 * j], x[2 * j + 1]}));
-  }
-  static Bytes narrow(const Group& x, std::uint32_t most) {
-    const __m512i dealt = _mm512_packs_epi16(_mm512_packs_epi32(x[0], x[2]), _mm512_packs_epi32(x[1], x[3]));
-    // In each 128 bits now 4 bytes each of even and of odd elements of the first 32 and then of the second.
-    const __m512i evens_and_odds = _mm512_set4_epi32(0x0f070e06, 0x0d050c04, 0x0b030a02, 0x09010800);
-    return at_most(in_order(_mm512_shuffle_epi8(dealt, evens_and_odds)), most);
-  }
-
-  template <StateFormat format>
-  static Bytes narrow_moments(const Group& x) {
-    const __m512i dealt = _mm512_packs_epi16(narrow_both({x[0], x[1]}), narrow_both({x[2], x[3]}));
-    return at_most(in_order(dealt), numerics::moment_escape);
-  }
-
- private:  /// Bytes of two vectors of 16-bit numbers that were narrowed within 128 bits.
-  static Bytes in_order(__m512i dealt) {
-    return _mm512_permutexvar_epi64(_mm512_setr_epi64(0, 2, 4, 6, 1, 3, 5, 7), dealt);
-  }
-};
-
-}  // namespace
-
-std::int64_t record_avx512(const UndoBlock& block, EscapeLists& lists) { return record_block<Apart>(block, lists); }
+std::int64_t record_avx512(const UndoBlock& block, Unfound& old) { return record_block(block, old); }
 void restore_avx512(const UndoBlock& block, const EscapeLists& lists, std::int64_t count) {
   restore_block(block, lists, count);
 }

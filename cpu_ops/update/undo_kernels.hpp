@@ -1,10 +1,13 @@
 #pragma once
 // AdamW on a block of `layout_quantum` elements with the record that takes it back (core/numerics/undo.hpp), for one
 // instruction set and one thread each. All give the same bits and the same record.
+#include <algorithm>
 #include <cstdint>
+#include <cstring>
+#include <type_traits>
 
 #include "core/base/error.hpp"
-#include "core/numerics/undo.hpp"
+#include "core/numerics/undo_rounded.hpp"
 #include "core/ops/undo_record.hpp"
 
 namespace tandem::kernels {
@@ -13,7 +16,7 @@ namespace tandem::kernels {
 constexpr std::int64_t undo_group = coded_block;
 constexpr std::int64_t undo_groups = layout_quantum / undo_group;
 
-/// Old bits that do not fit their codes, in the order of their elements.
+/// Old bits that codes do not give back, in the order of their elements.
 struct EscapeList {
   static constexpr int slack = 16;  ///< vectors are written and read whole
   std::int64_t count = 0;
@@ -23,23 +26,70 @@ struct EscapeLists {
   EscapeList m, v, master;
 };
 
+/// A rounded moment of a block before its update, as it was stored, and which elements are not found from the new ones:
+/// a bit for each, 64 a word.
+struct OldMoment {
+  template <class Word>
+  Word* words() noexcept {
+    return reinterpret_cast<Word*>(stored);
+  }
+  template <class Word>
+  const Word* words() const noexcept {
+    return reinterpret_cast<const Word*>(stored);
+  }
+  /// Appends lost elements, of the first bits of `bits`, from element `i` on, a multiple of their number.
+  template <class Bits>
+  void set_lost(std::int64_t i, Bits bits) noexcept {
+    std::memcpy(reinterpret_cast<std::byte*>(lost) + i / 8, &bits, sizeof bits);
+  }
+  alignas(64) std::uint64_t lost[undo_groups] = {};
+  alignas(64) std::byte stored[layout_quantum * sizeof(std::uint16_t)];
+};
+
+/// Old state that the codes of a block do not give back: masters, and moments in fp32 or rounded.
+struct Unfound {
+  EscapeLists lists;
+  OldMoment m, v;
+};
+
+/// The entry of a list of rounded moments: no code says that one is there, so that it has the index of its element.
+constexpr int entry_index = 16;  ///< its lowest bit; the old bits are below
+inline std::uint32_t escape_entry(std::int64_t i, std::uint32_t bits) {
+  return static_cast<std::uint32_t>(i) << entry_index | bits;
+}
+/// Entries of rounded moments that are still to be read.
+class EscapeEntries {
+ public:
+  explicit EscapeEntries(const EscapeList& list) : next_(list.bits), end_(list.bits + list.count) {}
+  /// Puts those of elements before `end` in their places; `words` are of elements from `first` on.
+  template <class Word>
+  void insert(Word* words, std::int64_t first, std::int64_t end) {
+    constexpr std::uint32_t mask = (1u << entry_index) - 1;
+    for (; next_ != end_ && *next_ >> entry_index < static_cast<std::uint32_t>(end); ++next_) {
+      words[static_cast<std::int64_t>(*next_ >> entry_index) - first] = static_cast<Word>(*next_ & mask);
+    }
+  }
+
+ private:
+  const std::uint32_t *next_, *end_;
+};
 /// Operands, not owned; the piece is of one block and of a format of AdamW.
 struct UndoBlock {
   const AdamPiece& piece;
   const AdamCoefficients& c;  ///< coefficients of the update
   const AdamInverse& inverse;
-  std::uint8_t* codes;            ///< a code for each element, aligned to 64 bytes
-  std::uint8_t* old_m;            ///< old codes of m where it is coded, aligned as these
-  const std::uint8_t* exponents;  ///< old ones of coded moments: those of m before those of v
+  std::uint8_t* codes;  ///< a code for each element, aligned to 64 bytes
+  const std::uint8_t*
+      exponents;  ///< old ones of coded moments, exponent_of_zeros among them: those of m before those of v
 };
 
-/// Updates a block, writes its codes, and appends to the lists, which are empty. Returns how many elements from the
-/// first on that were: all, or those before the first group that has a NaN afterwards.
-std::int64_t record_scalar(const UndoBlock& block, EscapeLists& lists);
-std::int64_t record_avx2(const UndoBlock& block, EscapeLists& lists);
-std::int64_t record_avx512(const UndoBlock& block, EscapeLists& lists);
+/// Updates a block, writes its codes, and what they do not give back. Returns how many elements from the
+/// first on that were: all, or those before the group, or half of it, that would have a NaN afterwards.
+std::int64_t record_scalar(const UndoBlock& block, Unfound& old);
+std::int64_t record_avx2(const UndoBlock& block, Unfound& old);
+std::int64_t record_avx512(const UndoBlock& block, Unfound& old);
 
-/// Makes of the first `count` elements, whole groups, what they were.
+/// Makes of the first `count` elements, as many as record_*() of the instruction set updated, what they were.
 void restore_scalar(const UndoBlock& block, const EscapeLists& lists, std::int64_t count);
 void restore_avx2(const UndoBlock& block, const EscapeLists& lists, std::int64_t count);
 void restore_avx512(const UndoBlock& block, const EscapeLists& lists, std::int64_t count);
@@ -58,25 +108,17 @@ void with_adamw_format(const AdamPiece& piece, const Body& body) {
 
 /// A moment as it is stored.
 template <StateFormat format>
-struct MomentWord {
-  using type = std::uint32_t;
-};
-template <>
-struct MomentWord<StateFormat::bf16_moments> {
-  using type = std::uint16_t;
-};
-template <>
-struct MomentWord<StateFormat::byte_moments> {
-  using type = std::uint8_t;
-};
+using MomentWord =
+    std::conditional_t<format == StateFormat::bf16_moments, std::uint16_t,
+                       std::conditional_t<format == StateFormat::byte_moments, std::uint8_t, std::uint32_t>>;
 
 /// Moments from element `i` on, which begins a group.
 template <StateFormat format>
-typename MomentWord<format>::type* moments_at(void* array, std::int64_t i) {
+MomentWord<format>* moments_at(void* array, std::int64_t i) {
   if constexpr (format == StateFormat::byte_moments) {
     return coded_block_at(array, i).codes;
   } else {
-    return static_cast<typename MomentWord<format>::type*>(array) + i;
+    return static_cast<MomentWord<format>*>(array) + i;
   }
 }
 
@@ -90,10 +132,16 @@ Exponents exponents_of(const AdamPiece& p, std::int64_t first) {
   if constexpr (format != StateFormat::byte_moments) return {};
   return {*coded_block_at(p.state.m, first).exponent, *coded_block_at(p.state.v, first).exponent};
 }
+/// Exponents as they were kept.
 template <StateFormat format>
 Exponents old_exponents(const UndoBlock& block, std::int64_t first) {
   if constexpr (format != StateFormat::byte_moments) return {};
   return {block.exponents[first / undo_group], block.exponents[undo_groups + first / undo_group]};
+}
+/// The exponents that kept ones stand for.
+inline Exponents exponents_kept(Exponents kept) {
+  const auto of = [](std::uint32_t e, std::uint32_t least) { return e == numerics::exponent_of_zeros ? least : e; };
+  return {of(kept.m, numerics::least_m_exponent), of(kept.v, numerics::least_v_exponent)};
 }
 template <StateFormat format>
 void store_exponents(const AdamPiece& p, std::int64_t first, Exponents e) {
@@ -101,6 +149,13 @@ void store_exponents(const AdamPiece& p, std::int64_t first, Exponents e) {
     *coded_block_at(p.state.m, first).exponent = static_cast<std::uint8_t>(e.m);
     *coded_block_at(p.state.v, first).exponent = static_cast<std::uint8_t>(e.v);
   }
+}
+/// Codes by which moments of a group may have grown and are found.
+inline std::int32_t m_reach(const AdamInverse& inverse, Exponents before, Exponents after) {
+  return numerics::code_reach(before.m, after.m, inverse.m_octaves, numerics::most_m_exponent);
+}
+inline std::int32_t v_reach(const AdamInverse& inverse, Exponents before, Exponents after) {
+  return numerics::code_reach(before.v, after.v, inverse.v_octaves, numerics::most_v_exponent);
 }
 
 /// Brings the group from element `first` on nearer.

@@ -7,6 +7,7 @@
 
 #include "core/base/error.hpp"
 #include "core/host/vectorised.hpp"
+#include "core/numerics/fp8_scale.hpp"
 #include "core/numerics/norm_block.hpp"
 #include "core/ops/op_checks.hpp"
 #include "cpu_ops/update/adam_kernels.hpp"
@@ -99,6 +100,28 @@ void round_dispatched(Isa isa, const float* sum, bf16* gradient, std::int64_t co
       isa);
 }
 
+/// Codes of weights in e4m3 under the scale 2^exponent; returns their largest magnitude (numerics::fp8_magnitude).
+std::uint32_t encode_dispatched(Isa isa, const bf16* weight, int exponent, std::uint8_t* codes, std::int64_t count) {
+  std::uint32_t largest = 0;
+  vectorised(
+      [=, to = &largest] {
+        // Bytes that are written may be those of what is captured, for all that the compiler knows, but not of these.
+        const bf16* const from = weight;
+        std::uint8_t* const out = codes;
+        const std::int64_t n = count;
+        const int e = exponent;
+        std::uint32_t seen = 0;
+#pragma GCC ivdep
+        for (std::int64_t i = 0; i < n; ++i) {
+          out[i] = numerics::to_scaled_fp8<numerics::E4m3>(numerics::bf16_to_float(from[i]), e);
+          seen = std::max(seen, numerics::fp8_magnitude(from[i]));
+        }
+        *to = seen;
+      },
+      isa);
+  return largest;
+}
+
 /// Runs of its record that a piece has blocks of.
 std::int64_t runs_of(const AdamPiece& p, const UndoPiece& undo) {
   return p.count == 0 ? 0 : (undo.begin + p.count - 1) / undo_run + 1 - undo.begin / undo_run;
@@ -160,9 +183,31 @@ class HostUpdateKernels final : public UpdateKernels {
   void norm_blocks(const float* gradient, std::int64_t count, double* partial) override {
     norms_of_pieces(gradient, count, partial);
   }
+  int fp8_codes(const bf16* weight, std::int64_t count, int exponent, std::uint8_t* codes, int most_threads) override {
+    const std::uint32_t largest = encode(weight, count, exponent, codes, most_threads);
+    if (largest >= numerics::fp8_not_finite) {
+      std::fill_n(codes, count, numerics::fp8_nan_code<numerics::E4m3>());
+      return 0;
+    }
+    const int right = numerics::fp8_exponent<numerics::E4m3>(largest);
+    if (right != exponent) encode(weight, count, right, codes, most_threads);
+    return right;
+  }
   Parallel& parallel() noexcept override { return *parallel_; }
 
  private:
+  std::uint32_t encode(const bf16* weight, std::int64_t count, int exponent, std::uint8_t* codes, int most_threads) {
+    std::atomic<std::uint32_t> largest = 0;
+    run(pieces_of(count), most_threads, [&](std::int64_t i) {
+      with_piece(count, i, [&](std::int64_t at, std::int64_t n) {
+        const std::uint32_t of_piece = encode_dispatched(isa_, weight + at, exponent, codes + at, n);
+        std::uint32_t known = largest.load();
+        while (known < of_piece && !largest.compare_exchange_weak(known, of_piece)) {
+        }
+      });
+    });
+    return largest.load();
+  }
   template <class T>
   void accumulate_pieces(float* sum, const T* gradient, bool first, std::int64_t count) {
     for_pieces(count, [&](std::int64_t at, std::int64_t n) {
@@ -245,6 +290,10 @@ void weights_of_master_with(Isa isa, const float* master, bf16* weight, std::int
 void accumulate_with(Isa isa, float* sum, const bf16* gradient, bool first, std::int64_t count) {
   require_supported(isa);
   accumulate_dispatched(isa, sum, gradient, first, count);
+}
+std::uint32_t encode_with(Isa isa, const bf16* weight, int exponent, std::uint8_t* codes, std::int64_t count) {
+  require_supported(isa);
+  return encode_dispatched(isa, weight, exponent, codes, count);
 }
 void round_with(Isa isa, const float* sum, bf16* gradient, std::int64_t count) {
   require_supported(isa);

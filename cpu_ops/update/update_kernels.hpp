@@ -22,6 +22,8 @@ void settle_with(Isa isa, const AdamPiece& piece, const AdamCoefficients& specul
 void norm_blocks_with(Isa isa, const bf16* gradient, std::int64_t count, double* partial);
 void weights_of_master_with(Isa isa, const float* master, bf16* weight, std::int64_t count);
 void accumulate_with(Isa isa, float* sum, const bf16* gradient, bool first, std::int64_t count);
+/// Codes under the scale 2^exponent alone; returns the largest magnitude.
+std::uint32_t encode_with(Isa isa, const bf16* weight, int exponent, std::uint8_t* codes, std::int64_t count);
 void round_with(Isa isa, const float* sum, bf16* gradient, std::int64_t count);
 
 }  // namespace tandem

@@ -36,8 +36,8 @@ tandem::ParameterLayout make_layout() {
   return layout;
 }
 
-/// What the trainer itself keeps on the device: inputs and hidden values of every block, the gradient
-/// that travels back, and scratch.
+/// Memory of the trainer itself on the device: inputs and hidden values of every block, the gradient that travels back,
+/// and scratch.
 struct Activations {
   static constexpr std::size_t narrow = mlp::width * mlp::batch;
   static constexpr std::size_t wide = mlp::hidden * mlp::batch;
@@ -54,7 +54,7 @@ struct Activations {
     scratch = carve(wide);
   }
 
-  std::vector<float*> inputs;  ///< of block i; the last one is the network's output
+  std::vector<float*> inputs;  ///< inputs of block i; the last one is the network's output
   std::vector<float*> hidden;
   float* gradient = nullptr;
   float* scratch = nullptr;

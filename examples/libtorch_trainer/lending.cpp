@@ -40,7 +40,7 @@ std::vector<tandem::TensorView> views_of(const torch::nn::Module& module, const 
 Lent::Lent(torch::nn::Module& module, const std::vector<tandem::TensorView>& weights)
     : parameters_(module.parameters()) {
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
-    parameters_[i].set_data(tensor_over(weights[i]).to(torch::kFloat));  // of fp32 the very memory
+    parameters_[i].set_data(tensor_over(weights[i]).to(torch::kFloat));  // shares the memory where it is fp32
   }
 }
 

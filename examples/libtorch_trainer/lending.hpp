@@ -1,5 +1,5 @@
 #pragma once
-// What lies between libtorch and the engine: a layout made of modules, weights lent to a module while it computes, and
+// Functions between libtorch and the engine: a layout made of modules, weights lent to a module while it computes, and
 // its gradients added to the engine's.
 #include <string>
 #include <vector>

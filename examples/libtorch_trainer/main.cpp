@@ -17,7 +17,7 @@ namespace {
 using namespace tandem::literals;
 
 constexpr int steps = 40, micro_batches = 2;
-constexpr std::int64_t rows = 64;  ///< of a micro-batch
+constexpr std::int64_t rows = 64;  ///< rows of a micro-batch
 constexpr double learning_rate = 1e-3, clip = 1.0;
 constexpr std::size_t ceiling = 12_MiB;
 
@@ -152,8 +152,8 @@ class Trainer {
   tandem::Device& device_;
   tandem::OffloadEngine& engine_;
   const std::vector<std::shared_ptr<Stage>>& stages_;
-  std::vector<torch::Tensor> inputs_;  ///< of each stage
-  torch::Tensor gradient_;             ///< of the loss by the output of the stage that is next in backward
+  std::vector<torch::Tensor> inputs_;  ///< inputs of each stage
+  torch::Tensor gradient_;             ///< gradient of the loss by the output of the stage that is next in backward
   double loss_ = 0.0;
   tandem::Stream stream_;  ///< last: its work uses the others
 };

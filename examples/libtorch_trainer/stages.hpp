@@ -15,5 +15,5 @@ constexpr std::int64_t inputs = 32, width = 192, hidden = 4 * width, classes = 1
 constexpr int blocks = 6;
 }  // namespace shape
 
-/// In the order of forward, with initial values of libtorch's.
+/// Stages in the order of forward, with initial values of libtorch's.
 std::vector<std::shared_ptr<Stage>> make_stages();

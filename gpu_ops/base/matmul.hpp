@@ -79,7 +79,7 @@ class Matmul {
   virtual void run(const Product& product, void* workspace, CUstream_st* stream) = 0;
   /// Whether the card multiplies eight-bit factors.
   virtual bool has_fp8() const noexcept { return true; }
-  /// As above; DeviceError without has_fp8().
+  /// Queues a product of eight-bit factors; throws DeviceError without has_fp8().
   virtual void run(const Fp8Product& product, void* workspace, CUstream_st* stream) = 0;
 };
 

@@ -124,7 +124,7 @@ std::size_t TypicalRules::fp8_bytes(std::int64_t rows, std::int64_t columns, Fp8
 }
 
 std::size_t TypicalRules::workspace_bytes(const WorkspaceNeeds& needs) const {
-  const std::size_t attention =  // who names no heads attends to nothing
+  const std::size_t attention =  // needs without heads have no attention
       needs.heads == 0 ? 0 : cudnn_attention_scratch(largest_attention(needs), needs.activations);
   return ops_scratch(needs, cublaslt_workspace, attention);
 }

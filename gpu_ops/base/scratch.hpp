@@ -16,7 +16,7 @@ struct HeadShape {
   DType activations = DType::f32;
   std::int64_t written = 0;  ///< rows of a bf16 `dweight` that are written at once; 0: there is none
   bool gradients = true;
-  bool token_rows = false;  ///< where all are written at once
+  bool token_rows = false;  ///< whether rows of tokens are asked for; only where all are written at once
   bool whole() const noexcept { return written >= vocabulary; }
   bool in_slices() const noexcept { return written > 0 && !whole(); }
 };

@@ -10,13 +10,14 @@
 #include "gpu_ops/base/geometry.hpp"
 #include "gpu_ops/device/runtime.hpp"
 
-/// Before a kernel: the most threads of its blocks, and how many of these a multiprocessor's registers have to hold.
+/// Attribute of a kernel: the most threads of its blocks, and how many of these a multiprocessor's registers have to
+/// hold.
 #define TANDEM_KERNEL_BY(threads, blocks) __global__ void __launch_bounds__(threads, blocks)
 #define TANDEM_KERNEL(threads) TANDEM_KERNEL_BY(threads, 1)
 #define TANDEM_DEVICE __device__ __forceinline__
-/// Before a loop whose arrays must stay in registers.
+/// Attribute of a loop whose arrays must stay in registers.
 #define TANDEM_UNROLL _Pragma("unroll")
-/// Before a loop of which `n` rounds become one.
+/// Attribute of a loop of which `n` rounds become one.
 #define TANDEM_PRAGMA(text) _Pragma(#text)
 #define TANDEM_UNROLL_BY(n) TANDEM_PRAGMA(unroll n)
 /// An array of `count` elements shared by the block, aligned to 16 bytes; uninitialised.

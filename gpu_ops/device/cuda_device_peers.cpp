@@ -92,7 +92,8 @@ std::optional<bool> CudaPeers::arrives(int peer) const {
   return received == sent;
 }
 
-/// Without access the driver takes copies through the host. `tried`: straight ones have arrived changed.
+/// Sends copies from `peer` through the host, as the driver does without access. `tried`: straight ones have arrived
+/// changed.
 void CudaPeers::go_through_the_host(int peer, bool tried) {
   const auto refuse = [&](const char* why) {
     throw runtime::RuntimeError(fmt::format("copies from cuda:{} to cuda:{} cannot be used", peer, ordinal_), why,

@@ -65,8 +65,9 @@ void add_once(const fs::path& prefix, std::vector<fs::path>& prefixes) {
   if (std::find(prefixes.begin(), prefixes.end(), prefix) == prefixes.end()) prefixes.push_back(prefix);
 }
 
-/// Where the first `python3` of $PATH may live: the folder above its own. It may be a link to a virtual environment's
-/// interpreter, which is a link to the system's: the packages lie beside one of them, and nothing says beside which.
+/// Folders that the first `python3` of $PATH may belong to: the one above its own. It may be a link to a virtual
+/// environment's interpreter, which is a link to the system's: the packages lie beside one of them, and nothing says
+/// beside which.
 std::vector<fs::path> prefixes_of_python() {
   constexpr int most_links = 40;  // the kernel's limit
   std::vector<fs::path> prefixes;
@@ -127,7 +128,7 @@ std::optional<SharedLibrary> SharedLibrary::find(const std::vector<std::string>&
     if (handle == nullptr) return std::nullopt;
     const SharedLibrary library(handle, file_of(handle, file));
     if (!accepts || accepts(library)) return library;
-    // Else whoever asks for the name later would get this one, wherever they look.
+    // A refused library is closed: whoever asks for the name later would get this one, wherever they look.
     ::dlclose(handle);
     return std::nullopt;
   };

@@ -42,7 +42,7 @@ class SharedLibrary {
   std::string file_;
 };
 
-/// Where libraries are looked for once the system has none: the folders `nvidia/*/lib` of Python's packages
+/// Folders in which libraries are looked for once the system has none: the folders `nvidia/*/lib` of Python's packages
 /// (of those that this code lies among, of $VIRTUAL_ENV and $CONDA_PREFIX, of the python3 on $PATH and of each file
 /// that it is a link to, of the user, of the system), then those of $TANDEM_CUDA_LIBS, separated by colons.
 std::vector<std::string> search_folders();

@@ -22,8 +22,8 @@ constexpr std::int64_t no_barrier = -1;
 /// How the grids that start from now on are run, in every thread of the program.
 struct Schedule {
   std::uint64_t seed = 1;
-  /// This barrier of each thread's (counted from 0, block and warp barriers together) is passed without
-  /// waiting: a planted fault.
+  /// Barrier that each thread passes without waiting, counted from 0, block and warp barriers together: a planted
+  /// fault.
   std::int64_t dropped_barrier = no_barrier;
 };
 void set_schedule(const Schedule& schedule);

@@ -62,7 +62,7 @@ tensor_attention_kernel(ForwardOperands operands, AttentionShape shape, std::int
   TANDEM_DYNAMIC_SHARED(bf16, memory);
   constexpr int buffer = 2 * key_rows<dim> * dim;
   bf16* const tiles = memory + (Size::wide ? Size::rows * dim : 0);
-  bf16* const own = memory + (Size::wide ? 0 : buffer);  // where the second keys will lie
+  bf16* const own = memory + (Size::wide ? 0 : buffer);  // memory that the second keys will take
   const TileOf tile = queries_of(first_tile + block_index(), Size::rows, shape);
   const std::int64_t group = shape.group();
   const HeadPair others = pair_at(operands.k, operands.v, shape, tile.b, tile.h / group);

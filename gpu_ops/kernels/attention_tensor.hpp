@@ -264,7 +264,7 @@ TANDEM_DEVICE void multiply_add_two(ProductPart& first, ProductPart& second, con
   multiply_add(second, left, right.word[2], right.word[3]);
 }
 
-/// Their part of dimensions [at, at + 16): products += `left`, rows of this warp, times `others` from `first` on.
+/// Adds products over dimensions [at, at + 16): `left`, rows of this warp, times `others` from `first` on.
 template <int dim, int columns>
 TANDEM_DEVICE void add_products(Products<columns>& products, const Words& left, const LanePackets<dim>& others,
                                 int first, int at) {

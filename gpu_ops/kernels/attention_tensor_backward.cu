@@ -134,7 +134,7 @@ TANDEM_DEVICE OfRows pair_of(const float* statistics, int at) {
 /// Some of the staged queries.
 struct SomeQueries {
   int first;     ///< row of the buffer
-  int position;  ///< where that is
+  int position;  ///< position of that row's query in the sequence
 };
 
 /// Turns the products of own keys with staged queries from `some` on into weights.

@@ -83,7 +83,7 @@ add_parts_kernel(PartSums a, PartSums b, std::int64_t count, std::int64_t channe
   const std::int64_t tiles = ceil_div(channels, warp_lanes);
   const int lane = thread_index() % warp_lanes, warp = thread_index() / warp_lanes;
   for (std::int64_t i = block_index(); i < 2 * tiles; i += grid_size()) {
-    // Not by a reference to one of them: it would put both into memory.
+    // Members are chosen one by one: a reference to `a` or `b` would put both into memory.
     const float* const parts = i < tiles ? a.parts : b.parts;
     float* const sum = i < tiles ? a.sum : b.sum;
     if (sum == nullptr) continue;

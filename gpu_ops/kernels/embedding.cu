@@ -68,8 +68,8 @@ TANDEM_DEVICE void add_rows(float* sum, const T* x, const std::int64_t (&rows)[a
   });
 }
 
-/// Which of the rows from `begin` on are `wanted`: bit i of word w stands for row begin + 32 w + i. All threads of the
-/// block call it and may read `words` when it returns, until they call it again.
+/// Bit mask of the rows from `begin` on that are `wanted`: bit i of word w stands for row begin + 32 w + i. All threads
+/// of the block call it and may read `words` when it returns, until they call it again.
 template <class Wanted>
 TANDEM_DEVICE void find_rows(std::int64_t begin, std::int64_t end, std::uint32_t* words, const Wanted& wanted) {
   const std::int64_t row = begin + thread_index();

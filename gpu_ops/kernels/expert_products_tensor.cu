@@ -33,7 +33,7 @@ constexpr int pitch = warp_columns + packet;
 constexpr int written_groups = 2;
 static_assert(threads / warp_lanes * written_groups * group_rows * pitch * sizeof(float) <= shared_bytes);
 
-/// Where the warp's columns, and the `group`-th of its groups of rows, begin in the tile.
+/// First column of the warp, and first row of the `group`-th of its groups, in the tile.
 TANDEM_DEVICE int warp_column() { return thread_index() / warp_lanes % warps_across * warp_columns; }
 TANDEM_DEVICE int group_row(int group) {
   return (group * warps_down + thread_index() / warp_lanes / warps_across) * group_rows;
@@ -92,7 +92,7 @@ struct RowsAcross {
   int terms;
   std::int64_t first, row_end;  ///< row_end: elements of a row
 
-  /// Where the row of term k + l lies, in lane l, in two parts as of RowSource: the first is asked for long before the
+  /// Place of the row of term k + l, in lane l, in the two parts of RowSource: the first is asked for long before the
   /// row is copied, the second when the first has come.
   TANDEM_DEVICE std::uint32_t look_up(int k) const {
     const int term = k + own_lane();

@@ -83,7 +83,7 @@ TANDEM_DEVICE ExpertTile find_tile(const std::int32_t* begins, std::int64_t expe
   return {-1, 0, 0};
 }
 
-/// On tensor cores (expert_products_tensor.cu).
+/// Products on tensor cores (expert_products_tensor.cu).
 void tensor_expert_product(const RowProduct<bf16>& product, CUstream_st* stream);
 void tensor_expert_weight_product(const WeightProduct<bf16, float>& product, CUstream_st* stream);
 void tensor_expert_weight_product(const WeightProduct<bf16, bf16>& product, CUstream_st* stream);

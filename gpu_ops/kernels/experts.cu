@@ -1,5 +1,5 @@
-// Which experts take which tokens, and what happens to rows outside of the products: a warp for each token or row.
-// Rows are sorted without atomics: a block for each expert looks through all slots for its own.
+// Assignment of tokens to experts, and work on rows outside of the products: a warp for each token or row. Rows are
+// sorted without atomics: a block for each expert looks through all slots for its own.
 #include "core/numerics/activation.hpp"
 #include "core/numerics/routing.hpp"
 #include "gpu_ops/base/kernels.hpp"

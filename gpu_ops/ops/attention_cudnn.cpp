@@ -26,7 +26,7 @@
 #include "gpu_ops/device/shared_library.hpp"
 
 namespace cudnn_frontend {
-void* cudnn_dlhandle = nullptr;  // where the frontend looks up the library's functions
+void* cudnn_dlhandle = nullptr;  // library in which the frontend looks up functions
 }
 
 namespace tandem::gpu {
@@ -94,7 +94,7 @@ class Library {
     }
     // LD_LIBRARY_PATH may lead it to the parts of one that was refused.
     if (!std::exchange(why_not_, {}).empty()) load_parts(*found);
-    // Its own word counts: the program may have loaded parts of another before.
+    // The version is the library's own word: the program may have loaded parts of another before.
     version_ = told_version(*found);
     if (version_ < oldest_version) {
       why_not_ = too_old(*found, version_);
@@ -387,7 +387,7 @@ std::int64_t widest(const AttentionShape& shape, const Views&... views) {
   return std::max({dense(shape), views.row_stride...});
 }
 
-/// From an operand's first element to its part in the slice that begins with sequence `b` and key/value head `kv`.
+/// Moves an operand's address to its part in the slice that begins with sequence `b` and key/value head `kv`.
 void move(void*& address, AttentionOperand operand, const AttentionSlice& slice, std::int64_t b, std::int64_t kv) {
   const AttentionShape& shape = slice.shape;
   const std::int64_t h = kv * shape.group();

@@ -31,7 +31,7 @@ struct LoraConfig {
   bool rank_stabilized = false;  ///< scale = alpha / sqrt(r) (Kalajdzievski, arXiv 2312.03732), not alpha / r
   double dropout = 0.0;          ///< share of the elements of x that A does not see in training
   std::uint64_t seed = 0;        ///< seed of dropout
-  std::vector<std::vector<LoraModule>> modules{};  ///< those of each block
+  std::vector<std::vector<LoraModule>> modules{};  ///< modules of each block that have adapters
 
   double scale(const LoraModule& module) const noexcept {
     const auto r = static_cast<double>(module.rank);

@@ -9,7 +9,7 @@
 namespace tandem {
 namespace {
 
-/// Where a rotation lies among those of a model.
+/// Position of a rotation among those of a model.
 struct Rotation {
   double frequency;         ///< unscaled
   std::int64_t index;       ///< index among the rotated pairs

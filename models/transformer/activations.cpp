@@ -119,6 +119,7 @@ Activations take_activations(const ModelConfig& config, const RunShape& shape, c
   a.block->take_tables(rows.tables);
   taker.take_caches(rows.cache, a);
   taker.take_batches(rows.batch, a);
+  if (shape.reference_adapters) a.reference.emplace(config, rows.reference);
   taker.take_inputs(shape.training ? rows.kept : rows.workspace, a);
   if (shape.training) {
     const auto all = static_cast<std::size_t>((config.layers + 1) * shape.micro_batches);

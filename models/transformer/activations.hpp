@@ -8,6 +8,7 @@
 
 #include "core/memory/carver.hpp"
 #include "models/transformer/block.hpp"
+#include "models/transformer/reference_adapters.hpp"
 #include "models/transformer/transformer.hpp"
 
 namespace tandem {
@@ -19,6 +20,7 @@ struct ActivationRows {
   Carver workspace;                 ///< buffers and scratch of the ops within one block, or within the head
   Carver tables;                    ///< constants
   Carver cache;                     ///< keys and values of a cached shape
+  Carver reference;                 ///< adapters of the reference
   std::size_t offloaded_bytes = 0;  ///< on the host: inputs that do not stay
 };
 
@@ -61,6 +63,7 @@ struct Activations {
   TensorView block_scratch;           ///< lent to the ops while they work for a block
   TensorView ends_scratch;            ///< and for embedding and head
   std::optional<Fp8Buffers> fp8;      ///< in a shape with eight-bit products
+  std::optional<ReferenceAdapters> reference;  ///< adapters of the reference, in a shape that has them
   std::unique_ptr<Block> block;
 };
 

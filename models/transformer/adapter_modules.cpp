@@ -41,6 +41,10 @@ std::vector<PeftTensor> tensors_of_a(const ModelConfig& config, std::int64_t blo
     const std::string name = in_block(config, block, wrapper_of(*config.lora, block, module));
     return {{.name = name, .shape = {experts * lora.rank, module.inputs()}, .count = experts * each}};
   }
+  if (is_router(module)) {
+    return {
+        {.name = module_in_transformers(config, block, module), .shape = {lora.rank, module.inputs()}, .count = each}};
+  }
   for (std::int64_t e = 0; e < std::max<std::int64_t>(1, experts); ++e) {
     tensors.push_back(
         {.name = module_in_files(config, block, module, e), .shape = {lora.rank, module.inputs()}, .count = each});
@@ -86,21 +90,25 @@ std::vector<AdapterModule> adapter_modules(const ModelConfig& c) {
     if (layers[i].module == "mlp.experts.gate_proj") modules.push_back(module_of(gate_up, layers, i, 2));
     modules.push_back(module_of(layers[i].module, layers, i));
   }
+  if (c.experts > 0) modules.push_back({router_module, {{router_module, c.experts, c.width}}});
   return modules;
 }
 
 std::string a_of(const AdapterModule& module) { return module.name + std::string(lora_a); }
 std::string b_of(const LinearLayer& layer) { return layer.module + std::string(lora_b); }
 
+bool is_router(const AdapterModule& module) { return module.name == router_module; }
+
 std::string module_in_files(const ModelConfig& config, std::int64_t block, const AdapterModule& module,
                             std::int64_t expert) {
-  if (module.experts() == 0) return in_block(config, block, module.name);
+  if (module.experts() == 0 && !is_router(module)) return in_block(config, block, module.name);
   const LinearLayer& of = module.layers.front();
-  const Parameter weight{.name = of.module + std::string(weight_ending),
-                         .full_name = {},
-                         .layer = static_cast<int>(block) + 1,
-                         .shape = {of.experts, of.outputs, of.inputs},
-                         .options = {}};
+  const Parameter weight{
+      .name = of.module + std::string(weight_ending),
+      .full_name = {},
+      .layer = static_cast<int>(block) + 1,
+      .shape = of.experts > 0 ? Shape{of.experts, of.outputs, of.inputs} : Shape{of.outputs, of.inputs},
+      .options = {}};
   const std::string name = hf_tensor_of(config, weight, expert).name;
   return name.substr(0, name.size() - weight_ending.size());
 }

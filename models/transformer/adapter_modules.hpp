@@ -19,19 +19,23 @@ struct AdapterModule {
   std::int64_t experts() const { return layers.front().experts; }
 };
 
-/// Modules that every block has, in the order in which forward uses them. Of experts there are two choices for gate and
-/// up: "mlp.experts.gate_up_proj", or one module for each, of which a block has one or the other.
+/// Modules that every block has, in the order in which forward uses them, a router behind them. Of experts there are
+/// two choices for gate and up: "mlp.experts.gate_up_proj", or one module for each, of which a block has one or the
+/// other.
 std::vector<AdapterModule> adapter_modules(const ModelConfig& config);
 
 /// Names of the parameters A of a module, and B of one of its layers.
 std::string a_of(const AdapterModule& module);
 std::string b_of(const LinearLayer& layer);
 
+/// Whether a module is a mixture's router, which in transformers is a parameter and in files a linear layer.
+bool is_router(const AdapterModule& module);
+
 /// Name of a module of a block as the model's files have it; of experts that of number `expert`:
 /// "model.layers.0.mlp.experts.7.up_proj".
 std::string module_in_files(const ModelConfig& config, std::int64_t block, const AdapterModule& module,
                             std::int64_t expert);
-/// As transformers has it, in which all experts are one: "model.layers.0.mlp.experts.gate_up_proj".
+/// Name of the module in transformers, in which all experts are one: "model.layers.0.mlp.experts.gate_up_proj".
 std::string module_in_transformers(const ModelConfig& config, std::int64_t block, const AdapterModule& module);
 
 /// A tensor of PEFT's file that a parameter is, or is part of, or that is part of it.

@@ -6,6 +6,7 @@
 
 #include "models/transformer/adapter_modules.hpp"
 #include "models/transformer/name_stream.hpp"
+#include "models/transformer/reference_adapters.hpp"
 
 namespace tandem {
 
@@ -89,6 +90,11 @@ void scale(Ops& ops, TensorView down, float factor, StreamView stream) {
   ops.add_scaled(down, factor, {}, down, stream);
 }
 
+/// Matrix of an adapter that a call computes with.
+TensorView matrix(const BlockForward& call, const std::string& name) {
+  return call.of_reference ? call.reference_adapters->matrix(call.layer, name) : call.weights[name];
+}
+
 /// y += down B, with B as it lies, (r, O). Of few rows each by itself, so that its bits do not depend on the others.
 void add_up(const BlockForward& call, TensorView down, TensorView up, TensorView y) {
   if (!call.few_rows()) return call.ops.linear_backward_input(down, up, y, true, call.stream);
@@ -117,17 +123,17 @@ bool Adapters::gather(const BlockBackward& call, const Use& use, const AdapterBu
 void Adapters::forward(const BlockForward& call, std::string_view layer, TensorView x, TensorView y,
                        const AdapterBuffers& b) const {
   const Use found = use(call.layer, layer, b);
-  if (!found || call.of_reference) return;
+  if (!found || without(call)) return;
   if (found.is_first()) {
     if (drops() && call.draw != nullptr) {
       const TensorView dropped = as_shape(b.wide, x.shape);
       call.ops.dropout(x, dropout(call.layer, *found.adapter, *call.draw), dropped, false, call.stream);
       x = dropped;
     }
-    linear(call, x, call.weights[found.a()], {}, found.down);
+    linear(call, x, matrix(call, found.a()), {}, found.down);
     scale(call.ops, found.down, found.scale, call.stream);
   }
-  if (y) add_up(call, found.down, call.weights[found.b()], y);
+  if (y) add_up(call, found.down, matrix(call, found.b()), y);
 }
 
 void Adapters::parameter_gradients(const BlockBackward& call, std::string_view layer, TensorView dy, TensorView x,
@@ -159,12 +165,12 @@ void Adapters::input_gradient(const BlockBackward& call, std::string_view layer,
 void Adapters::expert_forward(const BlockForward& call, std::string_view layer, RowValues x, const Routing& routing,
                               TensorView y, const AdapterBuffers& b) const {
   const Use found = use(call.layer, layer, b);
-  if (!found || call.of_reference) return;
+  if (!found || without(call)) return;
   if (found.is_first()) {
-    call.ops.expert_linear(x, call.weights[found.a()], routing, found.down, call.stream);
+    call.ops.expert_linear(x, matrix(call, found.a()), routing, found.down, call.stream);
     scale(call.ops, found.down, found.scale, call.stream);
   }
-  if (y) call.ops.expert_backward_input({found.down}, call.weights[found.b()], routing, y, true, call.stream);
+  if (y) call.ops.expert_backward_input({found.down}, matrix(call, found.b()), routing, y, true, call.stream);
 }
 
 void Adapters::expert_parameter_gradients(const BlockBackward& call, std::string_view layer, RowValues dy, RowValues x,

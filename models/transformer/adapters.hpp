@@ -81,6 +81,10 @@ class Adapters {
   /// Has `product` write one layer's part of the gradient of `down`; whether it was the last, and `down` has it all.
   template <class Product>
   bool gather(const BlockBackward& call, const Use& use, const AdapterBuffers& b, const Product& product) const;
+  /// Whether a call goes without adapters.
+  static bool without(const BlockForward& call) noexcept {
+    return call.of_reference && call.reference_adapters == nullptr;
+  }
   bool drops() const { return lora_ && lora_->dropout > 0.0; }
   Dropout dropout(std::int64_t block, const Adapter& adapter, std::uint64_t draw) const;
 

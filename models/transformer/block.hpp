@@ -14,6 +14,8 @@
 
 namespace tandem {
 
+class ReferenceAdapters;
+
 /// Place of a call's tokens in the cache of its layer.
 struct CachedCall {
   KeyValueCache cache;
@@ -33,7 +35,8 @@ struct BlockForward {
   const CachedCall* cached = nullptr;   ///< set for a cached shape, whose x may have fewer rows than it; else null
   const std::uint64_t* draw = nullptr;  ///< number of the micro-batch, in training: dropout draws by it; else null
   const Fp8Buffers* fp8 = nullptr;      ///< set for eight-bit products; else null
-  bool of_reference = false;            ///< forward of DPO's reference, which has no adapters
+  bool of_reference = false;            ///< forward of DPO's reference, which has adapters of its own, or none:
+  const ReferenceAdapters* reference_adapters = nullptr;
 
   bool few_rows() const { return cached != nullptr && cached->decodes; }
 };
@@ -47,7 +50,7 @@ struct BlockBackward {
   RecordsView records;     ///< records of the rows of x
   TensorView x;            ///< the input of forward
   TensorView dy;           ///< gradient of the output; becomes the gradient of the input, in place
-  std::uint64_t draw = 0;  ///< as BlockForward has it
+  std::uint64_t draw = 0;  ///< number of the micro-batch in training, by which dropout draws
   const Fp8Buffers* fp8 = nullptr;
 };
 
@@ -104,7 +107,7 @@ void attend(const BlockForward& call, const Projections& of, TensorView out, Ten
 /// The first rows of a buffer that may be empty.
 inline TensorView first_rows(TensorView buffer, std::int64_t n) { return buffer ? buffer.rows(0, n) : buffer; }
 
-/// Their parameter gradients, left out where all of them are frozen.
+/// Adds the parameter gradients of a linear layer, left out where all of them are frozen.
 void add_linear_gradients(const BlockBackward& call, TensorView dy, TensorView x, TensorView dweight,
                           TensorView dbias = {});
 

@@ -1,5 +1,5 @@
-// Which parameters a model has, and what Hugging Face calls them. Blocks use the Hugging Face names
-// within a block, so that the mapping is a prefix.
+// Parameters of a model, and their names in Hugging Face's files. Blocks use the Hugging Face names within a block, so
+// that the mapping is a prefix.
 #include <fmt/format.h>
 
 #include <algorithm>

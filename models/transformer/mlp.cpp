@@ -172,6 +172,7 @@ void ExpertMlp::forward(const BlockForward& call, TensorView x, const MlpBuffers
   const WeightsGuard& w = call.weights;
   const RowValues input{x, /*of_tokens=*/true};
   linear(call, x, w["mlp.gate.weight"], {}, b.logits);
+  adapters_.forward(call, router_module, x, b.logits, a);
   ops.route(b.logits, normalized_, b.routing, s);
   ops.expert_linear(input, w["mlp.experts.gate_proj.weight"], b.routing, b.gate, s);
   adapters_.expert_forward(call, "mlp.experts.gate_proj", input, b.routing, b.gate, a);
@@ -205,12 +206,14 @@ void ExpertMlp::backward(const BlockBackward& call, TensorView dy, TensorView x,
   adapters_.expert_parameter_gradients(call, "mlp.experts.up_proj", {dup}, input, b.routing, a);
   ops.route_backward(b.drouting_weights, b.logits, normalized_, b.routing, b.dlogits, s);
   add_linear_gradients(call, b.dlogits, x, call.gradients["mlp.gate.weight"]);
+  adapters_.parameter_gradients(call, router_module, b.dlogits, x, a);
   ops.expert_backward_input({dgate}, w["mlp.experts.gate_proj.weight"], b.routing, b.rows, false, s);
   ops.expert_backward_input({dup}, w["mlp.experts.up_proj.weight"], b.routing, b.rows, true, s);
   adapters_.expert_input_gradient(call, "mlp.experts.gate_proj", b.routing, b.rows, a);
   adapters_.expert_input_gradient(call, "mlp.experts.up_proj", b.routing, b.rows, a);
   ops.sum_rows(b.rows, b.routing, accumulate ? dx : TensorView{}, dx, s);
   ops.linear_backward_input(b.dlogits, w["mlp.gate.weight"], dx, true, s);
+  adapters_.input_gradient(call, router_module, dx, a);
 }
 
 }  // namespace

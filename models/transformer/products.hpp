@@ -41,9 +41,9 @@ struct LinearInput {
   TensorView values;    ///< (N, I)
   Fp8Matrix quantized;  ///< no data: products take the values
 };
-/// In forward; the memory of an earlier input is taken over.
+/// Input of a linear layer in forward; the memory of an earlier input is taken over.
 LinearInput linear_input(const BlockForward& call, TensorView x);
-/// In backward, for the gradients of weights; quantized only where `wanted`.
+/// Input of a linear layer in backward, for the gradients of weights; quantized only where `wanted`.
 LinearInput linear_input(const BlockBackward& call, TensorView x, bool wanted);
 
 /// y = x w^T + bias, and variants, as Ops has them. For few rows they read the weight as it lies, see Ops::linear_rows.

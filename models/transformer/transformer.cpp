@@ -48,6 +48,7 @@ void check(const ModelConfig& config, const RunShape& shape) {
   if (shape.reference_in_step && (!shape.training || shape.preference_beta == 0.0F || !config.lora)) {
     throw MisuseError("a reference in the step of what has no preferences, or no adapters");
   }
+  if (shape.reference_adapters && !shape.reference_in_step) throw MisuseError("adapters of a reference beforehand");
   if (shape.cached == 0) return;
   if (shape.cached < 0 || shape.cached > config.positions || shape.training || shape.packed) {
     throw MisuseError(fmt::format("a cache of {} positions", shape.cached),
@@ -104,6 +105,31 @@ struct PartOfPass {
   TensorView rows(TensorView pass) const { return pass.rows(first, end); }
   RecordsView records() const { return call.tokens.records; }
 };
+
+/// Parts of a pass of `decode` over the tokens of `batch`. Throws MisuseError.
+std::vector<PartOfPass> parts_of_pass(const RunShape& shape, const MicroBatch& batch,
+                                      std::span<const CachedPart> parts) {
+  const std::int64_t room = shape.batch * shape.sequence;
+  std::vector<PartOfPass> made;
+  std::int64_t at = 0, logit_rows = 0;
+  for (const CachedPart& part : parts) {
+    const std::int64_t most = part.decodes ? shape.batch : shape.sequence;
+    if (part.tokens < 1 || part.tokens > most || part.tokens > room - at) {
+      throw MisuseError(fmt::format("a part of {} tokens", part.tokens),
+                        fmt::format("the shape has room for {}", most));
+    }
+    // Ends of records serve backward alone.
+    const std::int32_t* const first = batch.record_first.as<std::int32_t>() + at;
+    made.push_back(
+        {at, at + part.tokens, {{}, {batch.cache_rows.as<std::int32_t>() + at, {first, first}}, part.decodes}});
+    at += part.tokens;
+    logit_rows += part.decodes ? part.tokens : 1;
+  }
+  if (logit_rows > shape.batch) {
+    throw MisuseError(fmt::format("logits of {} tokens", logit_rows), fmt::format("the shape has {}", shape.batch));
+  }
+  return made;
+}
 
 }  // namespace
 
@@ -176,7 +202,6 @@ struct Transformer::Impl {
     return index < first_kept ? 0 : (index - first_kept) * n + micro;
   }
   TensorView decode(ParameterAccess& parameters, std::span<const CachedPart> parts, StreamView stream);
-  std::vector<PartOfPass> parts_of_pass(std::span<const CachedPart> parts) const;
   TensorView decoded_logits(const WeightsGuard& head, std::span<const PartOfPass> parts, StreamView stream);
   std::int64_t decoded_positions = 0;
   const MicroBatch& micro_batch(std::int64_t i) const {
@@ -225,6 +250,7 @@ void Transformer::Impl::forward(ParameterAccess& parameters, std::size_t n, bool
         BlockForward first = call;
         first.x = first.y = batch.normed;
         first.of_reference = true;
+        first.reference_adapters = buffers.reference ? &*buffers.reference : nullptr;
         buffers.block->forward(first, kept);
       }
       if (keep) call.draw = &batch.draw;
@@ -386,32 +412,9 @@ void Transformer::Impl::backward(ParameterAccess& parameters, std::size_t n, flo
   backward_embedding(parameters, n, gradient_scale, stream);
 }
 
-std::vector<PartOfPass> Transformer::Impl::parts_of_pass(std::span<const CachedPart> parts) const {
-  const MicroBatch& batch = buffers.micro.front();
-  std::vector<PartOfPass> made;
-  std::int64_t at = 0, logit_rows = 0;
-  for (const CachedPart& part : parts) {
-    const std::int64_t most = part.decodes ? shape.batch : shape.sequence;
-    if (part.tokens < 1 || part.tokens > most || part.tokens > token_count - at) {
-      throw MisuseError(fmt::format("a part of {} tokens", part.tokens),
-                        fmt::format("the shape has room for {}", most));
-    }
-    // Ends of records serve backward alone.
-    const std::int32_t* const first = batch.record_first.as<std::int32_t>() + at;
-    made.push_back(
-        {at, at + part.tokens, {{}, {batch.cache_rows.as<std::int32_t>() + at, {first, first}}, part.decodes}});
-    at += part.tokens;
-    logit_rows += part.decodes ? part.tokens : 1;
-  }
-  if (logit_rows > shape.batch) {
-    throw MisuseError(fmt::format("logits of {} tokens", logit_rows), fmt::format("the shape has {}", shape.batch));
-  }
-  return made;
-}
-
 TensorView Transformer::Impl::decode(ParameterAccess& parameters, std::span<const CachedPart> parts,
                                      StreamView stream) {
-  std::vector<PartOfPass> pass = parts_of_pass(parts);
+  std::vector<PartOfPass> pass = parts_of_pass(shape, buffers.micro.front(), parts);
   inputs->begin_pass(1, /*keep=*/false, stream);
   lend(buffers.ends_scratch);
   {
@@ -475,7 +478,8 @@ std::vector<ActivationEntry> Transformer::memory(const OpsRules& ops) const {
                                             {"activations, offloaded", rows.offloaded_bytes, Place::pinned},
                                             {"workspace", rows.workspace.bytes()},
                                             {"tables", rows.tables.bytes()},
-                                            {"activations, keys and values", rows.cache.bytes()}};
+                                            {"activations, keys and values", rows.cache.bytes()},
+                                            {"reference adapters", rows.reference.bytes()}};
   std::vector<ActivationEntry> entries;
   std::ranges::copy_if(all, std::back_inserter(entries), [](const ActivationEntry& e) { return e.bytes > 0; });
   return entries;
@@ -488,8 +492,12 @@ void Transformer::bind(Device& device, Arena& arena, StreamView stream) {
     const auto found = std::ranges::find(entries, row, &ActivationEntry::name);
     return Carver(found == entries.end() ? nullptr : arena.carve(found->bytes, row));
   };
-  ActivationRows rows{place("batch"), place("activations, kept"), place("workspace"), place("tables"),
-                      place("activations, keys and values")};
+  ActivationRows rows{place("batch"),
+                      place("activations, kept"),
+                      place("workspace"),
+                      place("tables"),
+                      place("activations, keys and values"),
+                      place("reference adapters")};
   m.buffers = take_activations(m.config, m.shape, needs_of(m.config, m.shape, device.ops()), rows);
   m.inputs.emplace(device, m.buffers.inputs, static_cast<std::size_t>(m.config.layers),
                    static_cast<std::size_t>(m.shape.micro_batches));
@@ -525,6 +533,9 @@ TensorView Transformer::cache_first() const { return impl_->micro_batch(0).recor
 TensorView Transformer::cache_rows() const { return impl_->micro_batch(0).cache_rows; }
 TensorView Transformer::losses(std::int64_t micro) const { return impl_->micro_batch(micro).losses; }
 TensorView Transformer::reference(std::int64_t micro) const { return impl_->micro_batch(micro).reference; }
+const ReferenceAdapters* Transformer::reference_adapters() const noexcept {
+  return impl_->buffers.reference ? &*impl_->buffers.reference : nullptr;
+}
 TensorView Transformer::pairs(std::int64_t micro) const { return impl_->micro_batch(micro).pairs; }
 
 void Transformer::train(ParameterAccess& parameters, float gradient_scale, StreamView stream, std::int64_t n) {

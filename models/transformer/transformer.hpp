@@ -36,9 +36,10 @@ struct LinearLayer {
   std::int64_t inputs = 0;   ///< I
   std::int64_t experts = 0;  ///< E, where it is of experts; else 0
 };
-/// Linear layers that every block has, in the order in which forward uses them. Without a router, which has no adapter
-/// and stays as it is.
+/// Linear layers that every block has, in the order in which forward uses them. Without a router, which stays in bf16.
 std::vector<LinearLayer> linear_layers(const ModelConfig& config);
+/// The module that chooses experts, in a block of a mixture: its layer's outputs are logits of them.
+constexpr const char* router_module = "mlp.gate";
 
 /// How a Hugging Face tensor corresponds to a parameter. Parameters that share a tensor come one after another in the
 /// layout, in the order of their rows. The weights of all experts, (E, O, I), are one parameter and E tensors.
@@ -85,7 +86,8 @@ struct RunShape {
   std::int64_t recomputed_blocks = 0;  ///< the first so many keep only their input: forward runs again in backward
   bool selective = false;       ///< the others keep what products and attention made: norms and activations run again
   bool training = true;         ///< false: forward only, nothing is kept
-  bool offload_inputs = false;  ///< where all are computed again: their inputs wait on the host for backward
+  bool offload_inputs = false;  ///< whether inputs wait on the host for backward; only where all blocks are computed
+                                ///< again
   bool packed = false;          ///< sequences hold several records, and attention and positions stay within each
   /// Beta of direct preference optimization, whose loss is of pairs of sequences as PreferenceLoss has it: B is even.
   /// 0: the loss is of each target.
@@ -93,6 +95,8 @@ struct RunShape {
   /// `train` computes the log-probabilities under the reference too, which is the model without its adapters: forward
   /// runs twice over the weights of each layer. It takes no memory of its own.
   bool reference_in_step = false;
+  /// That reference has adapters of its own, which take memory: reference_adapters().
+  bool reference_adapters = false;
   /// Positions of each of B rows of a cache of keys and values, for `decode` and nothing else, which takes at most T
   /// tokens of a sequence at once; 0: no cache.
   std::int64_t cached = 0;
@@ -135,6 +139,8 @@ struct ActivationEntry {
   std::size_t bytes = 0;
   Place place = Place::device;
 };
+
+class ReferenceAdapters;
 
 class Transformer {
  public:
@@ -182,6 +188,8 @@ class Transformer {
   /// f32, which the caller fills as tokens, or with reference_in_step `train` itself; PreferenceLoss::pairs, (B / 2, 3)
   /// f32, after `train` or `evaluate`.
   TensorView reference(std::int64_t micro = 0) const;
+  /// Device buffers that the caller fills before the first call; null: the reference has no adapters of its own.
+  const ReferenceAdapters* reference_adapters() const noexcept;
   TensorView pairs(std::int64_t micro = 0) const;
 
   /// Forward and backward of micro-batches 0 ... n - 1, at most shape().micro_batches; gradients are of

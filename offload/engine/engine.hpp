@@ -206,7 +206,8 @@ class OffloadEngine final : public ParameterAccess {
     /// Reads elements [first, first + values.size()) of one array, as OffloadEngine::read does. The order is all owned
     /// parameters in model order, each array from its beginning in pieces of any size (of a frozen parameter the master
     /// alone); another order throws MisuseError. Blocks until earlier updates of these elements are done. Rethrows what
-    /// failed.
+    /// failed. In a group every rank makes the same reads, and rank 0, who writes, gets the values: elsewhere `values`
+    /// has what is the rank's own, and the rest is left as it was.
     void read(const Parameter& parameter, StateArray array, std::int64_t first, std::span<float> values);
     /// Reads elements that are all this rank's own, without telling other ranks: for a caller who reads the others'
     /// elements where they are.

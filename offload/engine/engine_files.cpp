@@ -13,21 +13,9 @@
 #include "io/checkpoint.hpp"
 #include "offload/engine/engine.hpp"
 #include "offload/engine/state_io.hpp"
+#include "offload/state/state_of_ranks.hpp"
 
 namespace tandem {
-namespace {
-
-/// The path that rank 0 has written; empty where it could not.
-std::filesystem::path broadcast_path(Group& group, const std::filesystem::path& written) {
-  std::string text = written.string();
-  std::uint64_t length = text.size();
-  group.broadcast(Channel::save, 0, std::as_writable_bytes(std::span(&length, 1)));
-  text.resize(length);
-  group.broadcast(Channel::save, 0, std::as_writable_bytes(std::span(text)));
-  return text;
-}
-
-}  // namespace
 
 std::filesystem::path OffloadEngine::save(const std::filesystem::path& directory,
                                           const std::vector<std::filesystem::path>& files) {
@@ -57,7 +45,7 @@ std::filesystem::path OffloadEngine::save(const std::filesystem::path& directory
     failure = std::current_exception();
   }
   reads.make_rest(buffer);
-  written = broadcast_path(*group(), written);
+  written = text_of_rank_zero(*group(), Channel::save, written.string());  // empty where it could not
   if (failure) std::rethrow_exception(failure);
   if (written.empty()) throw WriteError(directory.string(), "rank 0 could not write the checkpoint");
   return written;

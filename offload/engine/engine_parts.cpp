@@ -43,6 +43,7 @@ EngineParts::EngineParts(Device& of_device, const ParameterLayout& of_layout, co
       executor({.device = device,
                 .layout = layout,
                 .runner = runner,
+                .updates = updates,
                 .trace = trace,
                 .watchdog_seconds = options.watchdog_seconds,
                 .overlap = options.overlap,
@@ -50,8 +51,6 @@ EngineParts::EngineParts(Device& of_device, const ParameterLayout& of_layout, co
                 .worker_lanes = worker_lanes(plan),
                 .group = group}) {
   plan.memory.unpin(storage.pageable_bytes());
-  executor.on_submit = [this](const Task& task) { updates.note_submitted(task); };
-  executor.on_done = [this](const Task& task) { updates.note_done(task); };
 }
 
 void EngineParts::submit() {

@@ -71,7 +71,8 @@ void EngineState::read(const Parameter& parameter, StateArray array, std::span<f
   steps_.wait();
   const Parameter& p = owned(parameter, Extent::whole, 0, values.size());
   const auto read_own = [&](std::int64_t first, std::span<float> own) { parts_.access.read(p, array, first, own); };
-  parts_.for_all_ranks([&] { read_of_ranks(parts_.group, Channel::engine, parts_.layout, p, 0, values, read_own); });
+  parts_.for_all_ranks(
+      [&] { read_of_ranks(parts_.group, Channel::engine, Readers::all, parts_.layout, p, 0, values, read_own); });
 }
 
 void EngineState::write(const Parameter& parameter, StateArray array, std::span<const float> values) {
@@ -164,11 +165,13 @@ std::string EngineState::digest() {
   steps_.wait();
   if (parts_.group == nullptr) return parts_.access.digest(status_.missed);
   const auto read = [this](const Parameter& p, StateArray array, std::int64_t first, std::span<float> values) {
-    read_of_ranks(parts_.group, Channel::engine, parts_.layout, p, first, values,
+    read_of_ranks(parts_.group, Channel::engine, Readers::rank_zero, parts_.layout, p, first, values,
                   [&](std::int64_t at, std::span<float> own) { parts_.access.read(p, array, at, own); });
   };
   std::string text;
-  parts_.for_all_ranks([&] { text = parts_.access.digest(status_.missed, read); });
+  // All make the reads of a digest; rank 0, which gets the values, tells the others what it is.
+  parts_.for_all_ranks(
+      [&] { text = text_of_rank_zero(*parts_.group, Channel::engine, parts_.access.digest(status_.missed, read)); });
   return text;
 }
 

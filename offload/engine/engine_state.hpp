@@ -16,7 +16,7 @@ namespace tandem {
 
 class EngineState {
  public:
-  /// All must outlive it.
+  /// All arguments must outlive the object.
   EngineState(EngineParts& parts, EngineSteps& steps, StateStatus& status)
       : parts_(parts), steps_(steps), status_(status) {}
 

@@ -17,7 +17,7 @@ namespace tandem {
 
 class EngineSteps {
  public:
-  /// All must outlive it.
+  /// All arguments must outlive the object.
   EngineSteps(EngineParts& parts, OpenPass& pass, const HeldLayers& held, PresentGradients& present,
               StateStatus& status)
       : parts_(parts),
@@ -83,7 +83,7 @@ class EngineSteps {
   GradientNorm norm_;
   SpeculationChoice choice_;
   StepOptions options_;                              ///< options of the open step
-  UpdateTime update_time_ = UpdateTime::after_norm;  ///< that of the open step
+  UpdateTime update_time_ = UpdateTime::after_norm;  ///< time of the open step's updates
   double norm_of_sum_ = 0.0;                         ///< norm of the added gradients, after end_gradients
   std::vector<GroupSettings> groups_;                ///< settings of the update that is set, group by group
   std::vector<ParameterException> exceptions_;       ///< exceptions from it, by owned parameter; empty: none

@@ -1,5 +1,5 @@
 #pragma once
-// Which plans an engine takes; with several ranks, the same answer on all of them.
+// Check whether an engine takes a plan; with several ranks, the same answer on all of them.
 #include <functional>
 
 #include "core/device/group.hpp"

@@ -178,7 +178,8 @@ std::string digest_over_base(std::span<OffloadEngine* const> engines, const std:
     }
     digest.end_parameter(first.missed_updates(*p));
   }
-  return digest.text();
+  if (std::ssize(engines) == first.plan().rank.count) return digest.text();
+  return text_of_rank_zero(*first.group(), Channel::save, digest.text());
 }
 
 void check_belongs(const Checkpoint& checkpoint, const ParameterLayout& layout, StateFormat state) {

@@ -26,7 +26,8 @@ class StateOfSave {
   /// Begins a save of each engine, rank by rank, as OffloadEngine::begin_save; all must outlive it. One engine of a
   /// group whose others are in other processes: these begin the same save, and make the same reads.
   explicit StateOfSave(std::span<OffloadEngine* const> engines);
-  /// Reads as OffloadEngine::SaveScope::read. Where ranks are in other processes, a call of all of them.
+  /// Reads as OffloadEngine::SaveScope::read. Where ranks are in other processes, a call of all of them, of which rank
+  /// 0's gets the values.
   void read(const Parameter& parameter, StateArray array, std::int64_t first, std::span<float> values);
 
  private:
@@ -87,7 +88,7 @@ class SaveReads {
 };
 
 /// Digest of the state of an engine, or of all of a group, whose frozen parameters have these hashes, by full name.
-/// Blocks. Throws std::out_of_range where one is missing.
+/// Where ranks are in other processes, a call of all of them. Blocks. Throws std::out_of_range where one is missing.
 std::string digest_over_base(std::span<OffloadEngine* const> engines, const std::map<std::string, std::string>& base);
 
 /// Values of the largest parameter.

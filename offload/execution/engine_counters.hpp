@@ -26,7 +26,7 @@ struct EngineCounters {
   std::uint64_t parameters_updated_streamed = 0;
   std::uint64_t parameters_updated_resident = 0;
   std::uint64_t parameters_speculated = 0;  ///< updated before the gradient norm was known, padding counted
-  std::uint64_t parameters_taken_back = 0;  ///< those of them that the norm did not confirm
+  std::uint64_t parameters_taken_back = 0;  ///< speculated updates that the norm did not confirm
   std::uint64_t confirmed_steps = 0;    ///< steps whose updates ran ahead of the norm, and stayed
   std::uint64_t rolled_back_steps = 0;  ///< steps whose updates ran ahead of the norm, and were taken back
   std::uint64_t skipped_steps = 0;

@@ -14,15 +14,15 @@ namespace {
 
 constexpr std::string_view all_queued = "the end of what is queued";
 
-/// Which thread queues the tasks of which lanes of the device.
-std::vector<std::span<const Lane>> lanes_of_issuers(Copies copies, bool peers) {
-  const std::span all(device_lanes);
-  const std::size_t own = all.size() - 1;
-  static_assert(device_lanes.back() == Lane::peers);
-  std::vector<std::span<const Lane>> lanes;
-  if (copies == Copies::async) lanes.push_back(all.first(own));
-  for (std::size_t i = 0; copies == Copies::block && i < own; ++i) lanes.push_back(all.subspan(i, 1));
-  if (peers) lanes.push_back(all.last(1));
+/// Lanes of the device whose tasks each thread queues.
+std::vector<LaneSet> lanes_of_issuers(Copies copies, bool peers) {
+  const LaneSet own = LaneSet(device_lanes).without(LaneSet(Lane::peers));
+  std::vector<LaneSet> lanes;
+  if (copies == Copies::async) lanes.push_back(own);
+  for (LaneSet left = own; copies == Copies::block && !left.empty(); left.remove(left.first())) {
+    lanes.emplace_back(left.first());
+  }
+  if (peers) lanes.emplace_back(Lane::peers);
   return lanes;
 }
 
@@ -34,7 +34,9 @@ Executor::Executor(const ExecutorParts& parts)
       runner_(parts.runner),
       watchdog_seconds_(parts.watchdog_seconds),
       overlap_(parts.overlap),
+      updates_(parts.updates),
       accounts_(graph_, layout_, parts.trace, device_.ranges()),
+      served_(LaneSet(device_lanes) | LaneSet(parts.worker_lanes)),
       group_(parts.group),
       streams_(device_, graph_, group_ != nullptr),
       issuers_(lanes_of_issuers(parts.copies, group_ != nullptr).size()),
@@ -42,15 +44,15 @@ Executor::Executor(const ExecutorParts& parts)
   const auto lanes = lanes_of_issuers(parts.copies, group_ != nullptr);
   try {
     for (std::size_t i = 0; i < issuers_.size(); ++i) {
-      Issuer& issuer = issuers_[i];
+      Worker& issuer = issuers_[i];
       issuer.lanes = lanes[i];
       issuer.thread = start_thread("task issuer", [this, &issuer] { issue_loop(issuer); });
     }
     for (std::size_t i = 0; i < workers_.size(); ++i) {
-      LaneWorker& worker = workers_[i];
-      worker.lane = parts.worker_lanes[i];
-      worker.thread =
-          start_thread(fmt::format("{} tasks", name_of(worker.lane)), [this, &worker] { work_loop(worker); });
+      Worker& worker = workers_[i];
+      const Lane lane = parts.worker_lanes[i];
+      worker.lanes.add(lane);
+      worker.thread = start_thread(fmt::format("{} tasks", name_of(lane)), [this, &worker] { work_loop(worker); });
     }
   } catch (...) {
     end_threads();
@@ -84,20 +86,20 @@ void Executor::end_threads() {
     std::unique_lock lock(mutex_);
     stopping_ = true;
     wake_all();
-    // Their thread may wait for other ranks, and they for what will not come.
+    // The issuing threads may wait for other ranks, and those for what will not come.
     if (group_ != nullptr && !graph_.empty()) {
       group_->fail(std::make_exception_ptr(DeviceError("the engine of a rank ended before its work")));
     }
   }
-  for (Issuer& issuer : issuers_) {
+  for (Worker& issuer : issuers_) {
     if (issuer.thread.joinable()) issuer.thread.join();
   }
-  for (LaneWorker& worker : workers_) {
+  for (Worker& worker : workers_) {
     if (worker.thread.joinable()) worker.thread.join();
   }
 }
 
-Event Executor::new_event() {
+inline Event Executor::new_event() {
   if (spare_events_.empty()) return device_.make_event();
   Event event = std::move(spare_events_.back());
   spare_events_.pop_back();
@@ -108,7 +110,7 @@ void Executor::submit(TaskList& tasks) {
   std::unique_lock lock(mutex_);
   const double now = trace_now();
   for (std::size_t i = 0; i < tasks.size(); ++i) {
-    if (is_update(tasks[i].kind)) on_submit(tasks[i]);
+    updates_.note_submitted(tasks[i]);
     graph_.add(tasks[i], tasks.dependencies(i), now);  // it is ready later where something that it depends on is
   }
   tasks.clear();
@@ -187,9 +189,9 @@ LaneSeconds Executor::busy() {
   return accounts_.busy();
 }
 
-/// Until `done` holds. `layer` is what it is about, or -1.
+/// Waits until `done` holds. `layer` is what it is about, or -1.
 template <class Predicate>
-double Executor::wait(std::unique_lock<std::mutex>& lock, Waiter& waiter, std::string_view what, int layer,
+double Executor::wait(std::unique_lock<BriefMutex>& lock, Waiter& waiter, std::string_view what, int layer,
                       Predicate done) {
   constexpr std::chrono::milliseconds tick(200);
   if (failure_) std::rethrow_exception(failure_);
@@ -233,73 +235,60 @@ void Executor::fail(std::exception_ptr error) {
 // -- who sleeps and who wakes --------------------------------------------------------------------------
 
 template <class Predicate>
-void Executor::sleep_until(std::unique_lock<std::mutex>& lock, Worker& worker, Predicate ready) {
+void Executor::sleep_until(std::unique_lock<BriefMutex>& lock, Worker& worker, Predicate ready) {
   while (!ready()) {
-    worker.asleep = true;
+    asleep_ = asleep_ | worker.lanes;
     worker.wakes.wait(lock);
-    worker.asleep = false;
+    asleep_ = asleep_.without(worker.lanes);
   }
 }
 
 /// Wakes threads; called after every change, with the lock held. Waking a thread takes longer than all else that is
 /// done here for a task: only threads that sleep are woken, and only where there is something to do for them.
-void Executor::wake() {
+inline void Executor::wake() {
   if (dropped_saves_end_ > 0) pass_dropped_saves();
-  const auto notify = [](Worker& worker) {
-    worker.asleep = false;
-    worker.wakes.notify_one();
-  };
-  for (Issuer& issuer : issuers_) {
-    if (issuer.asleep && next_device_task(issuer) != no_task) notify(issuer);
-  }
-  for (LaneWorker& worker : workers_) {
-    if (worker.asleep && next_task(worker) != no_task) notify(worker);
-  }
-  wake(caller_);
-  wake(saver_);
+  if (!(asleep_ & startable()).empty()) wake_workers();
+  if (caller_.wanted) wake(caller_);
+  if (saver_.wanted) wake(saver_);
 }
 
-inline void Executor::wake(Waiter& waiter) {
-  if (!waiter.wanted || !waiter.wanted()) return;
+/// Wakes the workers that sleep and have a task.
+void Executor::wake_workers() {
+  for (std::vector<Worker>* const all : {&issuers_, &workers_}) {
+    for (Worker& worker : *all) {
+      if ((asleep_ & worker.lanes).empty() || next_task(worker) == no_task) continue;
+      asleep_ = asleep_.without(worker.lanes);
+      worker.wakes.notify_one();
+    }
+  }
+}
+
+void Executor::wake(Waiter& waiter) {
+  if (!waiter.wanted()) return;
   waiter.wanted = nullptr;
   waiter.wakes.notify_all();
 }
 
 void Executor::wake_all() {
-  for (Issuer& issuer : issuers_) issuer.wakes.notify_all();
-  for (LaneWorker& worker : workers_) worker.wakes.notify_all();
+  for (Worker& issuer : issuers_) issuer.wakes.notify_all();
+  for (Worker& worker : workers_) worker.wakes.notify_all();
   caller_.wakes.notify_all();
   saver_.wakes.notify_all();
 }
 
 // -- device lanes ------------------------------------------------------------------------------------
 
-bool Executor::nothing_in_flight() const {
-  return std::all_of(in_flight_.begin(), in_flight_.end(), [](int n) { return n == 0; });
+inline TaskId Executor::next_task(const Worker& worker) const {
+  const LaneSet lanes = startable() & worker.lanes;
+  return lanes.empty() || failure_ || !may_start() ? no_task : graph_.ready(lanes.first());
 }
 
-bool Executor::idle() const {
-  const auto nothing_ready = [&](Lane lane) { return graph_.ready(lane) == no_task; };
-  return nothing_in_flight() && std::ranges::all_of(workers_, nothing_ready, &LaneWorker::lane) &&
-         std::all_of(device_lanes.begin(), device_lanes.end(), nothing_ready);
-}
-
-TaskId Executor::next_device_task(const Issuer& issuer) const {
-  if (failure_ || !may_start()) return no_task;
-  for (const Lane lane : issuer.lanes) {
-    if (in_flight_[static_cast<std::size_t>(lane)] >= queued_ahead(lane)) continue;
-    const TaskId id = graph_.ready(lane);
-    if (id != no_task) return id;
-  }
-  return no_task;
-}
-
-void Executor::issue_loop(Issuer& issuer) {
+void Executor::issue_loop(Worker& issuer) {
   wake_promptly();
   std::unique_lock lock(mutex_);
   while (true) {
     TaskId id = no_task;
-    sleep_until(lock, issuer, [&] { return stopping_ || (id = next_device_task(issuer)) != no_task; });
+    sleep_until(lock, issuer, [&] { return stopping_ || (id = next_task(issuer)) != no_task; });
     if (stopping_) return;
     try {
       issue(lock, id);
@@ -310,7 +299,7 @@ void Executor::issue_loop(Issuer& issuer) {
   }
 }
 
-void Executor::issue(std::unique_lock<std::mutex>& lock, TaskId id) {
+void Executor::issue(std::unique_lock<BriefMutex>& lock, TaskId id) {
   TaskNode& node = graph_.node(id);
   const Task task = node.task;
   graph_.take(task.lane);
@@ -320,7 +309,7 @@ void Executor::issue(std::unique_lock<std::mutex>& lock, TaskId id) {
   });
   const EventView event = node.event = new_event();
   node.issued_at = trace_now();
-  ++in_flight_[static_cast<std::size_t>(task.lane)];
+  load_.add(task.lane);
   ++callbacks_;
   if (task.lane == Lane::peers) among_ranks_ = true;
   lock.unlock();
@@ -354,15 +343,14 @@ void Executor::complete(TaskId id, const std::exception_ptr& error) {
 void Executor::finish(TaskId id, const std::exception_ptr& error) {
   TaskNode& node = graph_.node(id);
   const Task& task = node.task;
-  const auto lane = static_cast<std::size_t>(task.lane);
-  if (task.lane != Lane::caller) --in_flight_[lane];
+  if (task.lane != Lane::caller) load_.remove(task.lane);
   ++steps_made_;
   if (error) return fail(error);
   try {  // this may be a thread of the device's, on which nobody would catch what a trace may throw
     const double now = trace_now();
     accounts_.note_done(node, now);
     if (task.lane == Lane::disk) accounts_.note_save_done(id, now);
-    if (is_update(task.kind)) on_done(task);
+    updates_.note_done(task);
     if (node.event) spare_events_.push_back(std::move(node.event));
     graph_.mark_done(id, now);
   } catch (...) {
@@ -372,21 +360,17 @@ void Executor::finish(TaskId id, const std::exception_ptr& error) {
 
 // -- lanes of workers ------------------------------------------------------------------------------------------
 
-TaskId Executor::next_task(const LaneWorker& worker) const {
-  return failure_ || !may_start() ? no_task : graph_.ready(worker.lane);
-}
-
-void Executor::work_loop(LaneWorker& worker) {
+void Executor::work_loop(Worker& worker) {
   std::unique_lock lock(mutex_);
   while (true) {
     TaskId id = no_task;
     sleep_until(lock, worker, [&] { return stopping_ || (id = next_task(worker)) != no_task; });
     if (stopping_) return;
-    graph_.take(worker.lane);
     TaskNode& node = graph_.node(id);
     const Task task = node.task;
+    graph_.take(task.lane);
     node.issued_at = trace_now();
-    ++in_flight_[static_cast<std::size_t>(worker.lane)];
+    load_.add(task.lane);
     lock.unlock();
     std::exception_ptr error;
     try {
@@ -411,7 +395,7 @@ void Executor::begin_save_task(TaskId id) {
   TaskNode& node = graph_.node(id);
   node.issued_at = trace_now();
   node.range = accounts_.range_of(node.task);
-  ++in_flight_[static_cast<std::size_t>(Lane::disk)];
+  load_.add(Lane::disk);
 }
 
 void Executor::note_save_progress() {

@@ -13,14 +13,18 @@
 #include <thread>
 #include <vector>
 
+#include "core/base/brief_mutex.hpp"
 #include "core/base/stall.hpp"
 #include "core/base/trace.hpp"
 #include "core/device/device.hpp"
 #include "core/device/group.hpp"
 #include "core/params/parameter_layout.hpp"
+#include "offload/execution/lane_load.hpp"
 #include "offload/execution/lane_streams.hpp"
 #include "offload/execution/task_accounts.hpp"
 #include "offload/execution/task_runner.hpp"
+#include "offload/execution/update_clock.hpp"
+#include "scheduler/tasks/lane_set.hpp"
 #include "scheduler/tasks/task.hpp"
 #include "scheduler/tasks/task_graph.hpp"
 
@@ -35,6 +39,7 @@ struct ExecutorParts {
   Device& device;
   const ParameterLayout& layout;
   TaskRunner& runner;
+  UpdateClock& updates;             ///< is told of updates as they are taken over, and as they are done
   Trace* trace = nullptr;           ///< may be null
   double watchdog_seconds = 300.0;  ///< without any progress, after which a wait fails
   bool overlap = true;              ///< without it at most one task runs at a time, the caller's included
@@ -86,56 +91,43 @@ class Executor {
   LaneSeconds busy();
   /// Fails the executor, as a failure of its own would: for the engine's work around the caller's tasks.
   void give_up(std::exception_ptr error);
-  /// Called with the lock held, as each task of an update (`is_update`) is taken over; short.
-  std::function<void(const Task&)> on_submit;
-  /// Called with the lock held, on any thread, after each task of an update; short.
-  std::function<void(const Task&)> on_done;
 
  private:
-  /// A thread of ours that sleeps while there is nothing for it to do.
+  /// A thread of ours that sleeps while there is nothing for it to do. No other one serves its lanes.
   struct Worker {
+    LaneSet lanes;
     std::thread thread;
-    std::condition_variable wakes;
-    bool asleep = false;
-  };
-
-  /// Queues the tasks of these lanes.
-  struct Issuer : Worker {
-    std::span<const Lane> lanes;
-  };
-
-  /// Runs the tasks of a lane of no stream.
-  struct LaneWorker : Worker {
-    Lane lane = Lane::cpu;
+    std::condition_variable_any wakes;
   };
 
   /// Somebody else's thread that waits for `wanted`, which is empty while it does not.
   struct Waiter {
-    std::condition_variable wakes;  ///< notified when `wanted` has come, or something failed
+    std::condition_variable_any wakes;  ///< notified when `wanted` has come, or something failed
     std::function<bool()> wanted;
   };
 
   template <class Predicate>
-  void sleep_until(std::unique_lock<std::mutex>& lock, Worker& worker, Predicate ready);
+  void sleep_until(std::unique_lock<BriefMutex>& lock, Worker& worker, Predicate ready);
   void wake();
+  void wake_workers();
   void wake(Waiter& waiter);
   void wake_all();
   void pass_dropped_saves();
   void end_threads();
   void await_calls();
-  void issue_loop(Issuer& issuer);
-  void work_loop(LaneWorker& worker);
-  TaskId next_device_task(const Issuer& issuer) const;
-  TaskId next_task(const LaneWorker& worker) const;
-  bool may_start() const { return overlap_ || nothing_in_flight(); }
-  bool nothing_in_flight() const;
-  bool idle() const;
-  void issue(std::unique_lock<std::mutex>& lock, TaskId id);
+  void issue_loop(Worker& issuer);
+  void work_loop(Worker& worker);
+  /// Lanes with a task that may be started.
+  LaneSet startable() const { return graph_.ready_lanes().without(load_.full()); }
+  TaskId next_task(const Worker& worker) const;
+  bool may_start() const { return overlap_ || load_.none(); }
+  bool idle() const { return load_.none() && (graph_.ready_lanes() & served_).empty(); }
+  void issue(std::unique_lock<BriefMutex>& lock, TaskId id);
   void complete(TaskId id, const std::exception_ptr& error);
   void finish(TaskId id, const std::exception_ptr& error);
   void fail(std::exception_ptr error);
   template <class Predicate>
-  double wait(std::unique_lock<std::mutex>& lock, Waiter& waiter, std::string_view what, int layer, Predicate done);
+  double wait(std::unique_lock<BriefMutex>& lock, Waiter& waiter, std::string_view what, int layer, Predicate done);
   void watch(ProgressWatch& progress, std::string_view what, int layer);
   Event new_event();
 
@@ -144,14 +136,17 @@ class Executor {
   TaskRunner& runner_;
   double watchdog_seconds_;
   bool overlap_;
+  UpdateClock& updates_;
 
-  std::mutex mutex_;
+  BriefMutex mutex_;
   Waiter caller_;
   Waiter saver_;
   TaskGraph graph_;
   TaskAccounts accounts_;
   std::vector<Event> spare_events_;
-  std::array<int, lane_count> in_flight_{};
+  LaneLoad load_;
+  LaneSet asleep_;  ///< lanes of workers that sleep
+  LaneSet served_;  ///< lanes of the device, and of workers
   TaskId dropped_saves_end_ = 0;
   int callbacks_ = 0;             ///< asked of the device and not yet made
   bool among_ranks_ = false;      ///< a thread waits for other ranks
@@ -162,8 +157,8 @@ class Executor {
 
   Group* group_;
   LaneStreams streams_;
-  std::vector<Issuer> issuers_;
-  std::vector<LaneWorker> workers_;
+  std::vector<Worker> issuers_;  ///< queue the tasks of lanes of the device
+  std::vector<Worker> workers_;  ///< run the tasks of a lane of no stream
 };
 
 }  // namespace tandem

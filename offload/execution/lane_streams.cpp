@@ -13,25 +13,11 @@ constexpr int copies_in_a_row = 4;
 
 }  // namespace
 
-LaneStreams::LaneStreams(Device& device, const TaskGraph& graph, bool peers)
-    : device_(device),
-      graph_(graph),
-      to_device_{device.make_stream("host to device"), device.make_stream("host to device")},
-      to_host_{device.make_stream("device to host"), device.make_stream("device to host")},
-      compute_{device.make_stream("device update", StreamPriority::first), {}},
-      peers_{peers ? device.make_stream("peers") : Stream(), {}} {}
-
-LaneStreams::OfLane& LaneStreams::of(Lane lane) {
-  switch (lane) {
-    case Lane::host_to_device:
-      return to_device_;
-    case Lane::device_to_host:
-      return to_host_;
-    case Lane::peers:
-      return peers_;
-    default:
-      return compute_;
-  }
+LaneStreams::LaneStreams(Device& device, const TaskGraph& graph, bool peers) : device_(device), graph_(graph) {
+  of(Lane::host_to_device) = {device.make_stream("host to device"), device.make_stream("host to device")};
+  of(Lane::device_to_host) = {device.make_stream("device to host"), device.make_stream("device to host")};
+  of(Lane::device) = {device.make_stream("device update", StreamPriority::first), {}};
+  if (peers) of(Lane::peers) = {device.make_stream("peers"), {}};
 }
 
 /// A card's copy engine goes on with a stream for as long as that has copies. Of a lane that is never idle nobody

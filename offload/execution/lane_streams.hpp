@@ -1,6 +1,7 @@
 #pragma once
 // Streams of the device's lanes.
-#include <vector>
+#include <array>
+#include <cstddef>
 
 #include "core/device/device.hpp"
 #include "scheduler/tasks/task.hpp"
@@ -31,14 +32,11 @@ class LaneStreams {
     TaskId last = no_task;
   };
 
-  OfLane& of(Lane lane);
+  OfLane& of(Lane lane) noexcept { return lanes_[static_cast<std::size_t>(lane)]; }
 
   Device& device_;
   const TaskGraph& graph_;
-  OfLane to_device_;
-  OfLane to_host_;
-  OfLane compute_;
-  OfLane peers_;  ///< empty where there are none
+  std::array<OfLane, lane_count> lanes_;  ///< empty where a lane has no stream
 };
 
 }  // namespace tandem

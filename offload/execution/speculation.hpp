@@ -17,7 +17,7 @@ namespace tandem {
 /// Tasks come one at a time, on the thread of the CPU lane; the engine's thread begins and closes.
 class Speculation {
  public:
-  /// All must outlive it.
+  /// All arguments must outlive the object.
   Speculation(UpdateKernels& kernels, const ParameterLayout& layout, const Plan& plan, const Storage& storage);
 
   /// The plan is another one. While nothing is in flight.

@@ -4,17 +4,9 @@
 
 namespace tandem {
 
-void TaskAccounts::note_done(const TaskNode& node, double now) {
-  const Task& task = node.task;
-  const auto lane = static_cast<std::size_t>(task.lane);
-  const bool known = graph_.dependencies_done(task.id);
-  const double begin = known ? std::max({node.issued_at, node.ready_at, busy_until_[lane]}) : now;
-  busy_until_[lane] = now;
-  busy_[lane] += now - begin;
-  if (task.kind == TaskKind::update_cpu || task.kind == TaskKind::speculate) cpu_update_busy_ += now - begin;
-  if (trace_ == nullptr) return;
+void TaskAccounts::add_span(const Task& task, double begin, double end) const {
   const std::string& layer = layout_.layer(task.layer).name;
-  trace_->span(name_of(task.lane), task.text(layer), begin, now, task.bytes);
+  trace_->span(name_of(task.lane), task.text(layer), begin, end, task.bytes);
 }
 
 /// Adds the union of the times that updates have waited for the save, which may overlap.

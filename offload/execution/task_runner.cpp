@@ -4,8 +4,10 @@
 #include <cstring>
 
 #include "core/base/error.hpp"
+#include "core/numerics/fp8_scale.hpp"
 #include "core/ops/ops.hpp"
 #include "core/ops/update_kernels.hpp"
+#include "scheduler/plan/link_codes.hpp"
 
 namespace tandem {
 namespace {
@@ -56,6 +58,8 @@ void TaskRunner::issue(const Task& task, StreamView stream) {
   switch (task.kind) {
     case TaskKind::fetch_weights:
       return fetch_weights(task, stream);
+    case TaskKind::decode_weights:
+      return decode_weights(task, stream);
     case TaskKind::gather_weights:
       return gather_weights(task, stream);
     case TaskKind::all_to_all_gradient:
@@ -88,6 +92,7 @@ void TaskRunner::issue(const Task& task, StreamView stream) {
     case TaskKind::layer_use:
     case TaskKind::commit:
     case TaskKind::accumulate_gradient:
+    case TaskKind::encode_weights:
     case TaskKind::speculate:
     case TaskKind::retract:
     case TaskKind::update_cpu:
@@ -103,6 +108,7 @@ void TaskRunner::run(const Task& task) {
   if (task.kind == TaskKind::accumulate_gradient) return accumulate_gradient(task);
   if (task.kind == TaskKind::finish_gradient) return finish_on_cpu(task);
   if (task.kind == TaskKind::update_cpu) return update_on_cpu(task);
+  if (task.kind == TaskKind::encode_weights) return encode_weights(task);
   if (task.kind == TaskKind::speculate) return speculation_.speculate(task, piece_on_cpu(task));
   if (task.kind == TaskKind::retract) return speculation_.retract(task, piece_on_cpu(task));
   if (task.kind == TaskKind::read_state || task.kind == TaskKind::write_state) return move_state(task);
@@ -112,9 +118,37 @@ void TaskRunner::run(const Task& task) {
 void TaskRunner::fetch_weights(const Task& task, StreamView stream) {
   std::byte* const buffer = storage_.weight_buffer(task.buffer);
   const Layer& layer = layout_.layer(task.layer);
-  storage_.slice(task.layer).for_runs([&](std::int64_t begin, std::int64_t count) {
+  const auto fetch = [&](std::int64_t begin, std::int64_t count) {
     const std::size_t at = layer.weight_offset(begin);
     to_device(buffer + at, storage_.host_weight(task.layer, begin), layer.weight_offset(begin + count) - at, stream);
+  };
+  if (task.code_buffer < 0) return storage_.slice(task.layer).for_runs(fetch);
+  to_device(storage_.fetched_codes(task.code_buffer), storage_.layer_codes(task.layer), code_bytes(layer), stream);
+  for_uncoded(layer, fetch);
+}
+
+/// Makes the codes of a layer's fp8_factors. The scale of the codes before is the guess at the new one.
+void TaskRunner::encode_weights(const Task& task) {
+  std::byte* const stored = storage_.layer_codes(task.layer);
+  for_factors(layout_.layer(task.layer), [&](const Parameter& p, std::size_t codes, std::size_t scales_at) {
+    float* const scales = reinterpret_cast<float*>(stored + scales_at);
+    const int guess = numerics::fp8_exponent_of(scales[0]);
+    const int exponent = device_.host_kernels().fp8_codes(
+        reinterpret_cast<const bf16*>(storage_.host_weight(task.layer, p.offset)), p.count, guess,
+        reinterpret_cast<std::uint8_t*>(stored + codes), plan_.update_threads);
+    std::fill_n(scales, factor_scales(p), numerics::fp8_power(exponent));
+    const int passes = exponent == guess ? 1 : 2;
+    dram_bytes_ += static_cast<std::uint64_t>(passes * p.count * code_moves);
+  });
+}
+
+void TaskRunner::decode_weights(const Task& task, StreamView stream) {
+  const Layer& layer = layout_.layer(task.layer);
+  const std::byte* const stored = storage_.fetched_codes(task.code_buffer);
+  std::byte* const weights = storage_.weight_buffer(task.buffer);
+  for_factors(layer, [&](const Parameter& p, std::size_t codes, std::size_t scales) {
+    const CodedWeight from{WeightCode::fp8, stored + codes, reinterpret_cast<const float*>(stored + scales)};
+    device_.ops().decode(from, {weights + layer.weight_offset(p.offset), DType::bf16, p.shape}, stream);
   });
 }
 
@@ -325,7 +359,7 @@ void TaskRunner::push_weights(const Task& task, StreamView stream) {
   to_device(resident_weights(task), host_weights(task), weight_bytes(format_of(task), task.count()), stream);
 }
 
-/// Where a device update writes the new weights: the resident layer, or staging on its way to the host.
+/// Memory that a device update writes the new weights to: the resident layer, or staging on its way to the host.
 std::byte* TaskRunner::updated_weights(const Task& task) const {
   return task.staging >= 0 ? storage_.staging(task.staging) : resident_weights(task);
 }

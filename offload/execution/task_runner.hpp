@@ -22,7 +22,7 @@ namespace tandem {
 
 class TaskRunner {
  public:
-  /// All must outlive it. `group`: null where the plan has one rank.
+  /// All arguments must outlive the object. `group`: null where the plan has one rank.
   TaskRunner(Device& device, const ParameterLayout& layout, const Plan& plan, const Storage& storage, Group* group);
 
   /// Queues a task of a device lane on `stream`. Blocks where it is of the peers' lane, until all ranks have come to
@@ -63,6 +63,8 @@ class TaskRunner {
   void move_state(const Task& task);
 
   void fetch_weights(const Task& task, StreamView stream);
+  void encode_weights(const Task& task);
+  void decode_weights(const Task& task, StreamView stream);
   void gather_weights(const Task& task, StreamView stream);
   void all_to_all_gradient(const Task& task, StreamView stream);
   const void* caller_gradient(const Task& task) const;
@@ -95,7 +97,7 @@ class TaskRunner {
   const Plan& plan_;
   const Storage& storage_;
   Group* group_;
-  /// By layer, the bytes that each rank owns.
+  /// Bytes of a layer that each rank owns.
   struct Parts {
     std::array<std::vector<ByteRange>, 2> weights;
     std::vector<ByteRange> gradient;

@@ -4,12 +4,9 @@
 
 namespace tandem {
 
-void UpdateClock::note_submitted(const Task& task) {
-  if (is_update(task.kind) && left_++ == 0) began_ = trace_now();
-}
+void UpdateClock::begin() { began_ = trace_now(); }
 
-void UpdateClock::note_done(const Task& task) {
-  if (!is_update(task.kind) || --left_ > 0) return;
+void UpdateClock::end() {
   ended_ = trace_now();
   seconds_ = seconds_ + (ended_ - began_);
 }

@@ -34,7 +34,8 @@ struct UpdateSettings {
   double gradient_scale = 1.0;
 };
 
-/// Those of two successive steps, whose updates may overlap. `set` of one may run beside the use of the other's.
+/// Update coefficients of two successive steps, whose updates may overlap. `set` of one may run beside the use of the
+/// other's.
 class UpdateCoefficients {
  public:
   explicit UpdateCoefficients(const ParameterLayout& layout);

@@ -19,7 +19,8 @@ namespace tandem {
 /// them: a rank has no more than its own part of either. Blocks. While no task is in flight.
 class CodedWeights {
  public:
-  /// All must outlive it. A copy that takes longer than `watchdog_seconds` is told as a stall, and waited for.
+  /// All references must outlive the object. A copy that takes longer than `watchdog_seconds` is told as a stall, and
+  /// waited for.
   CodedWeights(Device& device, const ParameterLayout& layout, const Storage& storage, double watchdog_seconds);
   ~CodedWeights();
 

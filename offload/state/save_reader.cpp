@@ -32,7 +32,7 @@ const Task& SaveReader::expected(const Parameter& p, StateArray array, std::int6
 }
 
 void SaveReader::read(const Parameter& p, StateArray array, std::int64_t first, std::span<float> values) {
-  read_of_ranks(group_, Channel::save, layout_, p, first, values,
+  read_of_ranks(group_, Channel::save, Readers::rank_zero, layout_, p, first, values,
                 [&](std::int64_t at, std::span<float> own) { read_own(p, array, at, own); });
 }
 

@@ -19,7 +19,8 @@ namespace tandem {
 
 class StateAccess {
  public:
-  /// All must outlive it. A copy that takes longer than `watchdog_seconds` is told as a stall, and waited for.
+  /// All references must outlive the object. A copy that takes longer than `watchdog_seconds` is told as a stall, and
+  /// waited for.
   StateAccess(Device& device, const ParameterLayout& layout, const Plan& plan, const Storage& storage,
               double watchdog_seconds);
 

@@ -17,4 +17,12 @@ std::vector<OwnedPart> parts_of(const ParameterLayout& layout, const Parameter& 
   return parts;
 }
 
+std::string text_of_rank_zero(Group& group, Channel channel, std::string text) {
+  std::uint64_t length = text.size();
+  group.broadcast(channel, 0, std::as_writable_bytes(std::span(&length, 1)));
+  text.resize(length);
+  group.broadcast(channel, 0, std::as_writable_bytes(std::span(text)));
+  return text;
+}
+
 }  // namespace tandem

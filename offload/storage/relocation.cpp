@@ -68,8 +68,8 @@ void Relocation::want(const Location& from, const Location& to, std::size_t byte
   wanted_.push_back({from.space, to.space, offset_of(from), offset_of(to), bytes});
 }
 
-/// Both plans list subgroups by layer, then offset, but may cut them differently: state moves in the ranges that a
-/// subgroup of one and a subgroup of the other have in common.
+/// Plans the moves of state. Both plans list subgroups by layer, then offset, but may cut them differently: state moves
+/// in the ranges that a subgroup of one and a subgroup of the other have in common.
 void Relocation::want_state(const CarvedPlan& from, const CarvedPlan& to) {
   const auto space = [](const Subgroup& s) { return s.tier == Tier::device ? Space::device : Space::host; };
   std::size_t i = 0;

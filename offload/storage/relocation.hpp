@@ -16,7 +16,7 @@ struct CarvedPlan {
   const Carving& carving;
 };
 
-/// Where an engine's two blocks begin. Not owned.
+/// Addresses of an engine's two blocks. Not owned.
 struct BlockAddresses {
   std::byte* device = nullptr;
   std::byte* host = nullptr;

@@ -53,6 +53,7 @@ class PlanCarver {
       : plan_(plan), device_(device.data(), device.bytes(), "device"), host_(host.data(), host.bytes(), "host") {
     carving_.resident_weights.resize(static_cast<std::size_t>(layout.layer_count()));
     carving_.host_weights.resize(static_cast<std::size_t>(layout.layer_count()));
+    carving_.layer_codes.resize(static_cast<std::size_t>(layout.layer_count()));
     carving_.subgroups.resize(plan.subgroups.size());
     for (std::size_t i = 0; i < plan.subgroups.size(); ++i) {
       carving_.subgroups[i].format = plan.format_of(plan.subgroups[i]);
@@ -94,6 +95,12 @@ class PlanCarver {
         break;
       case Buffer::weights:
         carving_.weight_buffers.push_back(data);
+        break;
+      case Buffer::layer_codes:
+        carving_.layer_codes[index] = data;
+        break;
+      case Buffer::fetched_codes:
+        carving_.fetched_codes.push_back(data);
         break;
       case Buffer::decoded:
         carving_.decoded = data;

@@ -18,7 +18,7 @@
 
 namespace tandem {
 
-/// Where one subgroup's arrays lie; null where the plan has none. `norm`: one fp64 per layout_quantum.
+/// Addresses of one subgroup's arrays; null where the plan has none. `norm`: one fp64 per layout_quantum.
 struct SubgroupMemory {
   StateArrays state;  ///< on the subgroup's tier; null where that is a file
   StateFormat format = StateFormat::fp32;
@@ -31,22 +31,24 @@ struct SubgroupMemory {
   std::byte* undo = nullptr;              ///< record that takes an update back; null where it has none
   double* device_norm = nullptr;
   double* host_norm = nullptr;
-  std::uint64_t file_place = 0;  ///< where its state begins in the file
+  std::uint64_t file_place = 0;  ///< position in the file at which its state begins
   std::int64_t file_count = 0;   ///< elements of it there
 };
 
 /// Memory for a piece of state that the device updates, in any format.
 struct StateBuffer {
   std::byte* state = nullptr;
-  std::byte* gradient = nullptr;  ///< where gradients of streamed subgroups come from the host
+  std::byte* gradient = nullptr;  ///< gradients of streamed subgroups, which come from the host
 };
 
-/// Where everything of a plan lies in the two blocks.
+/// Addresses of everything of a plan in the two blocks.
 struct Carving {
   std::vector<std::byte*> resident_weights;  ///< by layer, as Layer::weight_offset says; null where not resident
   std::vector<std::byte*> host_weights;      ///< by layer, of the rank's slice; null where the host has none
   std::vector<std::byte*> weight_buffers;
-  std::byte* decoded = nullptr;  ///< bf16 values of one layer's coded weights; null where none are coded
+  std::vector<std::byte*> layer_codes;       ///< by layer, on the host; null where weights cross as they are stored
+  std::vector<std::byte*> fetched_codes;     ///< buffers on the device
+  std::byte* decoded = nullptr;              ///< bf16 values of one layer's coded weights; null where none are coded
   std::vector<std::byte*> gradient_buffers;  ///< gradients of one layer at a time, as Layer::gradient_offset says
   std::vector<std::byte*> receive_buffers;   ///< parts of a gradient that other ranks send, one after another
   std::vector<float*> sum_buffers;
@@ -85,6 +87,9 @@ class Storage {
     return carving_.host_weights[l] + weight_place(layout_.layer(layer), slices_[l], element);
   }
   std::byte* weight_buffer(int i) const { return carving_.weight_buffers[static_cast<std::size_t>(i)]; }
+  /// Codes and scales of a layer's fp8_factors on the host, and in buffer i on the device, as link_codes.hpp has them.
+  std::byte* layer_codes(int layer) const { return carving_.layer_codes[static_cast<std::size_t>(layer)]; }
+  std::byte* fetched_codes(int i) const { return carving_.fetched_codes[static_cast<std::size_t>(i)]; }
   std::byte* decoded() const noexcept { return carving_.decoded; }
   std::byte* gradient_buffer(int i) const { return carving_.gradient_buffers[static_cast<std::size_t>(i)]; }
   std::byte* receive_buffer(int i) const { return carving_.receive_buffers[static_cast<std::size_t>(i)]; }

@@ -55,7 +55,7 @@ class GuardCell : public ViewOwner, public std::enable_shared_from_this<GuardCel
 
   void also_used_on(const std::shared_ptr<StreamCell>& stream);
   void leave_out(const std::string& name);
-  /// Both throw MisuseError while arrays made of views are alive, unless forced.
+  /// Ends of the guard. Both throw MisuseError while arrays made of views are alive, unless forced.
   void release(bool forced);
   void commit(const std::shared_ptr<StreamCell>& stream, bool forced);
   /// Releases a guard that a Python exception passes, which abandons the step as an exception of C++ does. What arrays
@@ -76,7 +76,7 @@ class GuardCell : public ViewOwner, public std::enable_shared_from_this<GuardCel
   Counted counted_{live().guards};
   std::shared_ptr<EngineCell> engine_;  ///< null once released
   std::vector<std::shared_ptr<StreamCell>>
-      streams_;  ///< that of the request, then those also used; empty once released
+      streams_;  ///< the stream of the request, then others that were used; empty once released
   std::string layer_;
   std::vector<std::string> names_;
   bool is_weights_;

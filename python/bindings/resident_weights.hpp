@@ -15,8 +15,8 @@ class ResidentWeights final : public ViewOwner {
   void require_held(const std::string& what) const override;
   bool is_weights() const noexcept override { return true; }
   DeviceCell& device() const override { return engine_->device(); }
-  /// On the host waits for the last update; on a GPU makes the consumer's stream wait for it, where
-  /// Device::wrap_stream knows that stream (else BufferError).
+  /// Orders a consumer behind the last update: waits for it on the host; on a GPU makes the consumer's stream wait for
+  /// it, where Device::wrap_stream knows that stream (else BufferError).
   void order_for(nb::handle consumer_stream) override;
   nb::capsule array_owner() override;
 

@@ -69,7 +69,7 @@ __version__: str = version
 
 
 def __getattr__(name: str) -> _typing.Any:
-    """What imports torch, when it is first used."""
+    """Names that import torch, when they are first used."""
     if name in ("optim", "hf"):
         return _importlib.import_module(f"tandem.{name}")
     if name in ("stream", "empty_parameters"):

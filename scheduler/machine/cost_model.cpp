@@ -4,7 +4,6 @@
 #include <limits>
 
 #include "core/base/error.hpp"
-#include "core/ops/undo_record.hpp"
 
 namespace tandem {
 namespace {
@@ -14,6 +13,9 @@ constexpr double round_bytes = 6.0;  // fp32 read, bf16 written
 constexpr double copy_bytes = 4.0;   // bf16 read and written
 constexpr double save_bytes =
     3.0;  // bytes of memory for each byte saved: out of the state, into the page cache, to the disk
+
+/// Devices that share the host.
+int devices_of(const MachineProfile& p) { return std::max(1, static_cast<int>(p.devices.value)); }
 
 double at(ResourceShares& shares, Resource resource, double value) {
   return shares[static_cast<std::size_t>(resource)] = value;
@@ -43,7 +45,7 @@ struct Line {
 std::array<Line, 6> lines_of(const MachineProfile& p, const PathSetting& setting) {
   const PathBytes cpu = path_bytes(UpdatePath::cpu, setting);
   const PathBytes streamed = path_bytes(UpdatePath::streamed, setting);
-  const double devices = std::max(1.0, p.devices.value);
+  const double devices = devices_of(p);
   const double copied = p.copy_dram.value - 1.0;  // beyond the byte that PathBytes has of each
   const auto dram = [&](const PathBytes& of) {
     return (of.dram + copied * (of.to_device + of.to_host)) * devices / p.dram.value;
@@ -155,14 +157,26 @@ std::vector<LayerWork> matrix_work(const ParameterLayout& layout, double tokens,
   return work;
 }
 
+std::string_view name_of(WorkBound bound) noexcept {
+  constexpr std::array<std::string_view, 4> names{"matrix products", "attention", "device memory", "launches"};
+  return names[static_cast<std::size_t>(bound)];
+}
+
+WorkBound BoundSeconds::widest() const noexcept {
+  return static_cast<WorkBound>(std::ranges::max_element(seconds) - seconds.begin());
+}
+
+BoundSeconds bound_seconds(const MachineProfile& p, const PassWork& work) noexcept {
+  const double fp8 = p.products_fp8.known() ? p.products_fp8.value : p.matmul.value;
+  return {{work.matmul_flops / p.matmul.value + work.fp8_flops / fp8, work.attention_flops / p.attention.value,
+           work.memory_bytes / p.device_bandwidth.value, work.kernels * p.launch.value}};
+}
+
 std::vector<LayerSeconds> compute_seconds(const MachineProfile& p, std::span<const LayerWork> work) {
-  const auto seconds = [&](const PassWork& w) {
-    const double fp8 = p.products_fp8.known() ? p.products_fp8.value : p.matmul.value;
-    return w.matmul_flops / p.matmul.value + w.fp8_flops / fp8 + w.attention_flops / p.attention.value +
-           w.memory_bytes / p.device_bandwidth.value + w.kernels * p.launch.value;
-  };
   std::vector<LayerSeconds> result;
-  for (const LayerWork& w : work) result.push_back({seconds(w.forward), seconds(w.backward)});
+  for (const LayerWork& w : work) {
+    result.push_back({bound_seconds(p, w.forward).total(), bound_seconds(p, w.backward).total()});
+  }
   return result;
 }
 
@@ -190,33 +204,32 @@ MachineProfile in_format(MachineProfile profile, StateFormat state) {
 }
 
 CostModel::CostModel(const MachineProfile& p, StateFormat state, int update_threads)
-    : CostModel(in_format(with_update_threads(p, update_threads), state)) {
+    : CostModel(in_format(with_update_threads(p, update_threads * devices_of(p)), state)) {
   device_update_bytes_ = update_bytes_each(state);
-  // A code and a quarter of a byte for what has none, and what is kept whole.
-  record_bytes_ = 1.25 + static_cast<double>(undo_kept_bytes(state)) / static_cast<double>(layout_quantum);
+  record_bytes_ = 1.25;  // a code, and a quarter of a byte for what it does not give back
 }
 
 CostModel::CostModel(const MachineProfile& p)
     : device_bandwidth_(p.device_bandwidth.value),
       device_update_(p.device_update.value),
       launch_(p.launch.value),
-      device_core_share_(std::min(1.0, p.device_threads.value / p.cores.value)),
+      device_core_share_(std::min(1.0, devices_of(p) * p.device_threads.value / p.cores.value)),
       to_device_(p.to_device.value),
       to_host_(p.to_host.value),
       both_ways_(p.both_ways.value),
       latency_(p.copy_latency.value),
       copy_dram_(p.copy_dram.value),
-      copy_core_share_(std::min(1.0, p.copy_cores.value / p.cores.value)),
-      dram_(p.dram.value / std::max(1.0, p.devices.value)),
-      host_stream_(p.host_stream.value / std::max(1.0, p.devices.value)),
-      cpu_update_(p.cpu_update.value / std::max(1.0, p.devices.value)),
+      copy_core_share_(std::min(1.0, devices_of(p) * p.copy_cores.value / p.cores.value)),
+      dram_(p.dram.value / devices_of(p)),
+      host_stream_(p.host_stream.value / devices_of(p)),
+      cpu_update_(p.cpu_update.value / devices_of(p)),
       cpu_core_share_(std::min(1.0, p.cpu_update_cores.value / p.cores.value)),
       cpu_update_bytes_(p.cpu_update_bytes.value),
-      disk_(p.disk.value / std::max(1.0, p.devices.value)),
+      disk_(p.disk.value / devices_of(p)),
       disk_core_share_(std::min(1.0, p.disk_cores.value / p.cores.value)),
-      file_read_(p.file_read.value / std::max(1.0, p.devices.value)),
-      file_write_(p.file_write.value / std::max(1.0, p.devices.value)),
-      file_both_ways_(p.file_both_ways.value / std::max(1.0, p.devices.value)),
+      file_read_(p.file_read.value / devices_of(p)),
+      file_write_(p.file_write.value / devices_of(p)),
+      file_both_ways_(p.file_both_ways.value / devices_of(p)),
       task_overhead_(p.task_overhead.value),
       step_overhead_(p.step_overhead.value) {}
 
@@ -246,6 +259,7 @@ TaskCost CostModel::between_devices(double bytes) const {
   at(cost.share, Resource::to_host, carried / to_host_);
   at(cost.share, Resource::link, 2.0 * carried / both_ways_);
   at(cost.share, Resource::dram, 2.0 * carried * copy_dram_ / dram_);
+  at(cost.share, Resource::cores, copy_core_share_ * carried / to_device_);
   return cost;
 }
 
@@ -327,6 +341,10 @@ TaskCost CostModel::of_piece(const Task& task, double count, double bytes, bool 
     case TaskKind::gather_weights:
     case TaskKind::all_to_all_gradient:
       return between_devices(bytes);
+    case TaskKind::encode_weights:
+      return on_cpu(bytes * code_moves / host_stream_, bytes * code_moves, cpu_core_share_);
+    case TaskKind::decode_weights:
+      return on_device(bytes * code_moves / device_bandwidth_, bytes * code_moves);
     case TaskKind::round_gradient:
       return on_device(count * round_bytes / device_bandwidth_, count * round_bytes);
     case TaskKind::norm_gradient:

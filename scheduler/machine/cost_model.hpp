@@ -69,7 +69,7 @@ double published_stride(double link, double device_update, double cpu_update, do
 /// Arithmetic of one pass through one layer, for one micro-batch.
 struct PassWork {
   double matmul_flops = 0.0;
-  double fp8_flops = 0.0;  ///< those of products of eight-bit factors, which matmul_flops leaves out
+  double fp8_flops = 0.0;  ///< FLOP of products of eight-bit factors, which matmul_flops leaves out
   double attention_flops = 0.0;
   double memory_bytes = 0.0;  ///< bytes that memory-bound kernels move
   double kernels = 0.0;       ///< kernels launched
@@ -78,6 +78,22 @@ struct LayerWork {
   PassWork forward;
   PassWork backward;  ///< recomputation included
 };
+
+/// A machine's figure that bounds work on the device.
+enum class WorkBound : std::uint8_t { matmul, attention, device_memory, launches };
+/// "matrix products", "attention", "device memory", "launches".
+std::string_view name_of(WorkBound bound) noexcept;
+/// Seconds of work by what bounds it, at the profile's rates. They do not overlap: the layer takes their sum.
+struct BoundSeconds {
+  std::array<double, 4> seconds{};  ///< by WorkBound
+  double total() const noexcept { return seconds[0] + seconds[1] + seconds[2] + seconds[3]; }
+  /// The bound that takes longest.
+  WorkBound widest() const noexcept;
+  double widest_seconds() const noexcept { return seconds[static_cast<std::size_t>(widest())]; }
+};
+/// Products of eight-bit factors take the rate of bf16's where the profile does not know theirs.
+BoundSeconds bound_seconds(const MachineProfile& profile, const PassWork& work) noexcept;
+
 /// Seconds of a layer for one micro-batch, with nothing else on the device.
 struct LayerSeconds {
   double forward = 0.0;

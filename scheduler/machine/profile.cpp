@@ -196,9 +196,11 @@ MachineProfile shared_by(MachineProfile p, int devices) {
   if (devices == 1) return p;  // a profile may say itself how many there are
   p.devices.value = devices;
   if (p.device_kind != "host") return p;
+  const double taken = p.device_threads.known() ? p.device_threads.value : p.cores.value;
+  const double shared = p.cores.known() ? std::max(1.0, devices * taken / p.cores.value) : devices;
   for (Figure* figure : {&p.matmul, &p.products_fp8, &p.attention, &p.device_bandwidth, &p.device_update,
                          &p.device_bf16_moments, &p.device_byte_moments}) {
-    figure->value /= devices;
+    figure->value /= shared;
   }
   return p;
 }

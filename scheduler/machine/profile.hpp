@@ -134,7 +134,8 @@ MachineProfile with_update_rate(MachineProfile profile, double parameters_per_se
 /// The profile with updates on at most so many threads of the CPU (0: all): as fast as measured with so many, or else
 /// in proportion.
 MachineProfile with_update_threads(MachineProfile profile, int threads);
-/// The profile with so many of its devices at work together. Devices made of the host's cores share them.
+/// The profile with so many of its devices at work together. Devices made of the host's cores share them, where they
+/// have more threads than there are cores.
 MachineProfile shared_by(MachineProfile profile, int devices);
 /// The profile without overhead: no latency, no launch, nothing but the work itself takes time.
 MachineProfile without_overhead(MachineProfile profile);

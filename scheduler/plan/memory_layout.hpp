@@ -9,6 +9,7 @@
 #include "core/ops/undo_record.hpp"
 #include "core/params/parameter_layout.hpp"
 #include "core/tensor/layout_quantum.hpp"
+#include "scheduler/plan/link_codes.hpp"
 #include "scheduler/plan/plan.hpp"
 #include "scheduler/plan/rank_slice.hpp"
 
@@ -18,6 +19,8 @@ namespace tandem {
 enum class Buffer : std::uint8_t {
   layer_weights,      ///< weights of a layer: on the device whole, on the host the rank's slice
   weights,            ///< weights of one layer at a time, of a size class
+  layer_codes,        ///< codes and scales of a layer's fp8_factors, on the host
+  fetched_codes,      ///< codes of one layer at a time, on the device
   decoded,            ///< bf16 values of one layer's coded weights, while that is used
   gradient,           ///< gradient of one layer at a time, of a size class
   received,           ///< parts of one layer's gradient that all other ranks send
@@ -47,7 +50,7 @@ enum class HostStates : std::uint8_t {
 template <class Out>
 class MemoryLayout {
  public:
-  /// All must outlive it.
+  /// All arguments must outlive the object.
   MemoryLayout(const ParameterLayout& layout, const Plan& plan, Out& out) : layout_(layout), plan_(plan), out_(out) {}
 
   void on_device() {
@@ -59,6 +62,8 @@ class MemoryLayout {
     for_classes(Buffer::weights, &SizeClass::weight_buffers, [](const SizeClass& size) { return size.weight_bytes; });
     out_.row("weights, decoded", Place::device);
     if (const std::size_t bytes = decoded_bytes(); bytes > 0) out_.take(Buffer::decoded, 0, bytes);
+    out_.row("weights, in a byte", Place::device);
+    repeat(Buffer::fetched_codes, plan_.code_buffers, most_codes());
     out_.row("gradients, working", Place::device);
     for_classes(Buffer::gradient, &SizeClass::gradient_buffers,
                 [](const SizeClass& size) { return size.gradient_bytes; });
@@ -104,6 +109,10 @@ class MemoryLayout {
       if (!placed.host_copy) return;
       out_.take(Buffer::layer_weights, l, weight_bytes(layer, slice_of(layer, plan_.rank)));
     });
+    out_.row("weights, in a byte", Place::pinned);
+    for_layers([&](const Layer& layer, const LayerPlacement& placed, std::size_t l) {
+      if (placed.in_codes) out_.take(Buffer::layer_codes, l, code_bytes(layer));
+    });
     out_.row("gradients", Place::pinned);
     for_sent([&](const Subgroup& s, std::size_t i) {
       out_.take(Buffer::subgroup_gradient, i, gradient_bytes(plan_.format_of(s), s.count()));
@@ -146,6 +155,15 @@ class MemoryLayout {
     std::int64_t most = 0;
     for (const Layer& layer : layout_.layers()) most = std::max(most, layer.decoded_elements);
     return bytes_of(most, bf16_bytes);
+  }
+
+  /// Bytes of the codes of the layer that has most, of those that cross in codes.
+  std::size_t most_codes() const {
+    std::size_t most = 0;
+    for_layers([&](const Layer& layer, const LayerPlacement& placed, std::size_t) {
+      if (placed.in_codes) most = std::max(most, code_bytes(layer));
+    });
+    return most;
   }
 
   /// Whether some streamed subgroup's gradient lies on the host.

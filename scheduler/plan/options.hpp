@@ -71,9 +71,13 @@ struct OffloadOptions {
   /// that are open-ended or leave gradients out (StepOptions) do not speculate: a caller of these alone says `off`,
   /// which books none.
   Speculate speculate = Speculate::automatic;
+  /// Whether fp8_factors (ParameterOptions) of layers that do not stay on the device cross the link in a byte an
+  /// element, where there is memory for that and, with rates of the machine, it is predicted to be faster. With one
+  /// rank. Never changes a bit.
+  bool link_codes = true;
   bool overlap = true;  ///< false: one task after another, to measure what overlap is worth
-  /// For debugging: fills a weight buffer with NaN when its guard goes, so that a view which outlives the guard is
-  /// seen. A layer is then copied anew for each use; those that stay on the device are left alone.
+  /// Setting for debugging: fills a weight buffer with NaN when its guard goes, so that a view which outlives the guard
+  /// is seen. A layer is then copied anew for each use; those that stay on the device are left alone.
   bool poison_released = false;
   double watchdog_seconds = 300.0;  ///< a wait without any progress for this long ends with StalledError
 };

@@ -119,6 +119,7 @@ struct Knobs {
   bool send_sums = false;
   bool small_pieces = true;
   bool speculates = false;
+  bool codes = false;
   int resident_layers = 0;
   std::size_t file_bytes = 0;  ///< least bytes of state that leave host memory for a file
 };
@@ -128,6 +129,7 @@ Plan build(const ParameterLayout& layout, const OffloadOptions& options, const K
   builder.divide_state();
   builder.place_in_file(knobs.file_bytes);
   builder.place_weights(knobs.resident_layers, knobs.prefetch, knobs.gradient_buffers);
+  if (knobs.codes) builder.place_codes();
   builder.place_gradients(knobs.keep_gradients, knobs.send_sums);
   if (knobs.speculates) builder.speculate();
   builder.book_memory(knobs.small_pieces);
@@ -156,8 +158,9 @@ std::size_t device_bytes_of(const Plan& plan, const PlanningFacts& facts) noexce
   return plan.memory.device_bytes() + page_table_bytes(plan.memory.bytes_in(Place::pinned), facts, plan.rank);
 }
 
-/// Spends spare device memory where it saves most: first what lets copies overlap, then gradients that
-/// need not travel, then layers that need not be fetched. Never at the cost of host memory that there is not.
+/// Spends spare device memory where it saves most: first what lets copies overlap, then fetches of fewer bytes and
+/// gradients that need not travel, then layers that need not be fetched. Never at the cost of host memory that there is
+/// not.
 Plan improve(const ParameterLayout& layout, const OffloadOptions& options, const PlanningFacts& facts, Knobs& knobs,
              Plan plan, std::size_t budget) {
   std::size_t over = over_host_memory(options, facts, plan);
@@ -170,6 +173,12 @@ Plan improve(const ParameterLayout& layout, const OffloadOptions& options, const
     knobs = candidate;
     return true;
   };
+  // Whether it fits into what is free now, though a ceiling may insist on more.
+  const auto fits_unforced = [&](const Knobs& candidate) {
+    PlanningFacts free = facts;
+    free.host_limit = 0;
+    return over_host_memory(options, free, build(layout, options, candidate)) == 0;
+  };
   Knobs wish = knobs;
   wish.small_pieces = false;
   if (!attempt(wish)) wish = knobs;
@@ -181,6 +190,8 @@ Plan improve(const ParameterLayout& layout, const OffloadOptions& options, const
     wish.prefetch = 2;
     if (!attempt(wish)) wish = knobs;
   }
+  wish.codes = options.link_codes;
+  if (wish.codes && (!fits_unforced(wish) || !attempt(wish))) wish = knobs;
   wish.keep_gradients = true;
   if (!attempt(wish)) wish = knobs;
   if (!options.resident_layers && options.policy.kind != Policy::Kind::device) {

@@ -15,7 +15,7 @@
 
 namespace tandem {
 
-/// Where a subgroup's state lives between steps. In a file it passes through buffers on the host.
+/// Place of a subgroup's state between steps. In a file, state passes through buffers on the host.
 enum class Tier : std::uint8_t { device, host, file };
 /// Processor that updates a subgroup. `device` with another tier means streamed: state goes up, is updated, comes back.
 enum class Updater : std::uint8_t { cpu, device };
@@ -65,6 +65,7 @@ struct SizeClass {
 struct LayerPlacement {
   bool resident = false;  ///< weights stay on the device
   bool host_copy = true;  ///< weights on the host: where not resident, or where the CPU updates some of them
+  bool in_codes = false;  ///< its fp8_factors cross the link in a byte an element
   int size_class = 0;
 };
 
@@ -83,13 +84,14 @@ struct Plan {
   int staging_pieces = 0;         ///< device buffers for pieces of gradient on their way out
   int state_buffers = 0;          ///< device buffers for pieces of streamed state
   int file_buffers = 0;           ///< host buffers for pieces of state that live in a file
+  int code_buffers = 0;           ///< device buffers for codes of a layer's weights, until they are decoded
   int max_micro_batches = 1;      ///< micro-batches per step of this rank
   int micro_batches_at_once = 1;  ///< micro-batches that pass through the layers together, as the options say
   /// Whether gradients of tied parameters come with their owner's, as the options say.
   bool owners_make_gradients = false;
   std::size_t offloaded_input_bytes = 0;  ///< bytes of a layer's input that the caller moves, as the options say
   int update_threads = 0;                 ///< threads that an update on the CPU takes at most; 0: all
-  Speculate speculate = Speculate::off;   ///< as the options say
+  Speculate speculate = Speculate::off;   ///< OffloadOptions::speculate
   bool updates_in_backward = false;       ///< no update waits for the gradient norm, as the options say
   bool sends_sums = false;        ///< whether sums of gradients leave the device, not each micro-batch's gradient
   std::size_t device_memory = 0;  ///< bytes, the ceiling that the plan was made for

@@ -9,6 +9,7 @@
 
 #include "core/base/error.hpp"
 #include "core/tensor/layout_quantum.hpp"
+#include "scheduler/plan/link_codes.hpp"
 #include "scheduler/plan/memory_layout.hpp"
 #include "scheduler/plan/resident_layers.hpp"
 
@@ -333,7 +334,7 @@ void PlanBuilder::size_gradient_buffers(const std::vector<bool>& held, int gradi
   }
 }
 
-/// By size class, the longest row of layers with gradients, without those whose buffers are held.
+/// Longest row of layers with gradients, by size class, without layers whose buffers are held.
 std::vector<int> PlanBuilder::longest_rows(const std::vector<bool>& held) const {
   std::vector<int> longest(plan_.size_classes.size());
   int row = 0;
@@ -367,6 +368,16 @@ void PlanBuilder::size_classes() {
     size.sum_elements = std::max(size.sum_elements, slice_of_state(l).count());
     size.receive_bytes = std::max(size.receive_bytes, receive_bytes(layer, plan_.rank.count));
     plan_.layers[static_cast<std::size_t>(l)].size_class = static_cast<int>(plan_.size_classes.size()) - 1;
+  }
+}
+
+/// Two buffers on the device: one is decoded while the next fills.
+void PlanBuilder::place_codes() {
+  if (plan_.rank.count > 1) return;
+  constexpr int most_buffers = 2;
+  for (int l = 0; l < layout_.layer_count(); ++l) {
+    placement(l).in_codes = !placement(l).resident && code_bytes(layout_.layer(l)) > 0;
+    if (placement(l).in_codes) plan_.code_buffers = std::min(plan_.code_buffers + 1, most_buffers);
   }
 }
 

@@ -26,6 +26,8 @@ class PlanBuilder {
   /// their size class: `prefetch` where its layers follow each other, one where many others lie between. Unless the
   /// options give the number of layers, a class that would need as many buffers as it has layers stays too.
   void place_weights(int resident_layers, int prefetch, int gradient_buffers);
+  /// Lets the fp8_factors of layers that do not stay on the device cross the link in a byte. With one rank.
+  void place_codes();
   /// Decides whether gradients of streamed subgroups stay on the device (those of resident ones always do), and whether
   /// others add up there before they leave, where all micro-batches of a step pass through a layer at once.
   void place_gradients(bool keep_streamed, bool send_sums);

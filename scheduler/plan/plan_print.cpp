@@ -25,6 +25,7 @@ json outline_of(const Plan& plan) {
   j["staging_pieces"] = plan.staging_pieces;
   j["state_buffers"] = plan.state_buffers;
   j["file_buffers"] = plan.file_buffers;
+  j["code_buffers"] = plan.code_buffers;
   j["rank"] = plan.rank.index;
   j["ranks"] = plan.rank.count;
   j["max_micro_batches"] = plan.max_micro_batches;
@@ -44,7 +45,8 @@ json outline_of(const Plan& plan) {
   j["spare_device_memory"] = plan.spare_device_memory;
   j["spare_host_memory"] = plan.spare_host_memory;
   for (const LayerPlacement& l : plan.layers) {
-    j["layers"].push_back({{"resident", l.resident}, {"host_copy", l.host_copy}, {"size_class", l.size_class}});
+    j["layers"].push_back(
+        {{"resident", l.resident}, {"host_copy", l.host_copy}, {"in_codes", l.in_codes}, {"size_class", l.size_class}});
   }
   for (const SizeClass& c : plan.size_classes) {
     j["size_classes"].push_back({{"weight_elements", c.weight_elements},
@@ -105,6 +107,9 @@ std::string Plan::notes() const {
   if (const std::int64_t some = speculating_parameters(); some > 0) {
     text += fmt::format("speculation: {:.0f}% of the updates may run before the gradient norm is known\n",
                         100.0 * static_cast<double>(some) / all);
+  }
+  if (const auto some = std::ranges::count_if(layers, &LayerPlacement::in_codes); some > 0) {
+    text += fmt::format("weights of eight-bit products cross the link in a byte each, in {} layers\n", some);
   }
   if (max_micro_batches > 1) text += fmt::format("order {}\n", order());
   return text;

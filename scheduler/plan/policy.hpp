@@ -6,7 +6,7 @@
 
 namespace tandem {
 
-/// Who updates which subgroups, and where they live.
+/// Choice of the place of each subgroup's state, and of the processor that updates it.
 ///  `device`         everything on the device, nothing offloaded
 ///  `host`           all state in host memory, every update on the CPU (ZeRO-Offload)
 ///  `static:R`       the first share R lives and is updated on the host, the rest resident on the device (TwinFlow)

@@ -56,9 +56,9 @@ constexpr std::size_t part_of_rank(std::size_t all, Rank rank) noexcept {
   return (all + ranks - 1) / ranks;
 }
 
-/// By rank, the bytes that it owns of a layer's gradient buffer.
+/// Bytes that each rank owns of a layer's gradient buffer.
 std::vector<ByteRange> gradient_parts(const Layer& layer, int ranks);
-/// By rank, the bytes of its trained and of its frozen elements in the layer's weights.
+/// Bytes of each rank's trained and of its frozen elements in the layer's weights.
 std::array<std::vector<ByteRange>, 2> weight_parts(const Layer& layer, int ranks);
 
 }  // namespace tandem

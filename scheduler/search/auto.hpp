@@ -15,7 +15,8 @@ struct Candidate {
   bool improved = false;  ///< a division of its own, which no fixed policy names: `policy` is automatic
   Plan::Shares shares;
   std::size_t device_bytes = 0;
-  Simulation simulation;  ///< where it fits; given up where it is sure to be no faster than what was chosen
+  Simulation simulation;  ///< empty where the plan does not fit; given up where it is sure to be no faster than what
+                          ///< was chosen
 };
 
 struct Choice {
@@ -43,9 +44,9 @@ bool some_policy_fits(const ParameterLayout& layout, OffloadOptions options, con
 /// The predicted best of all policies that fit and of what a search makes of the best: residents first (they
 /// save their whole update), then the division of the rest between CPU and streaming. Never predicted slower than
 /// a fixed policy, of many subgroups by no more than a thousandth. `options.policy` must be automatic, else that one
-/// alone is a candidate. `compute` has one entry for each layer. Blocks, from tenths of a second to several: longest
-/// with many micro-batches. Throws as make_plan, where nothing fits, as `simulate`, and MisuseError for a `compute` of
-/// other layers.
+/// alone is a candidate. With fp8_factors both ways in which these may cross the link are searched. `compute` has one
+/// entry for each layer. Blocks, from tenths of a second to several: longest with many micro-batches. Throws as
+/// make_plan, where nothing fits, as `simulate`, and MisuseError for a `compute` of other layers.
 Choice choose_plan(const ParameterLayout& layout, const OffloadOptions& options, const PlanningFacts& facts,
                    const MachineProfile& profile, std::span<const LayerSeconds> compute,
                    const SearchSettings& settings = {});

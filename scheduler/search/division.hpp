@@ -34,8 +34,8 @@ struct Setting {
 };
 
 Setting setting_of(const Plan& plan);
-/// Another setting close by: two subgroups exchanged, since where memory is full none becomes resident unless another
-/// leaves, or one or two another way; now and then another number of the CPU's `threads` (0: that stays).
+/// Changes a setting to one close by: two subgroups exchanged, since where memory is full none becomes resident unless
+/// another leaves, or one or two another way; now and then another number of the CPU's `threads` (0: that stays).
 void change(Setting& setting, int threads, std::mt19937_64& random);
 
 }  // namespace tandem

@@ -146,9 +146,9 @@ void DivisionSearch::try_threads() {
   }
 }
 
-/// From one good division to another many subgroups may have to change at once: what streams no state needs no buffers
-/// for it, and each layer whose state stays takes the room of several whose weights do. So from the best of either kind
-/// and from the best policies.
+/// Starts of the search. From one good division to another many subgroups may have to change at once: what streams no
+/// state needs no buffers for it, and each layer whose state stays takes the room of several whose weights do. So from
+/// the best of either kind and from the best policies.
 std::vector<Start> DivisionSearch::where_to_start() {
   constexpr std::size_t policies = 4;
   std::vector<Start> starts;

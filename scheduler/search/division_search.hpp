@@ -10,11 +10,11 @@ namespace tandem {
 /// may spend is counted in simulated tasks, so that the same question has the same answer on every machine.
 class DivisionSearch {
  public:
-  /// Both outlive it.
+  /// Both arguments must outlive the object.
   DivisionSearch(const SearchInput& input, Trials& trials) : in_(input), trials_(trials) {}
 
   void run();
-  /// By the closed form, the CPU's share of the state that is not resident.
+  /// CPU's share of the state that is not resident, by the closed form.
   double closed_form_cpu_share() const noexcept { return closed_form_cpu_share_; }
 
  private:

@@ -16,7 +16,7 @@ struct Upgrade {
   std::string what;
   double step_seconds = 0.0;
 };
-/// By gain, largest first. `chosen`, the plan of the machine as it is, is a candidate on each wider one.
+/// Upgrades by gain, largest first. `chosen`, the plan of the machine as it is, is a candidate on each wider one.
 std::vector<Upgrade> upgrades(const ParameterLayout& layout, const OffloadOptions& options, const PlanningFacts& facts,
                               const MachineProfile& profile, std::span<const LayerSeconds> compute, const Plan& chosen);
 

@@ -19,7 +19,8 @@ class InputCopies {
   enum class Way : std::uint8_t { to_host, to_device };
   static constexpr std::array ways{Way::to_host, Way::to_device};
 
-  /// Which copies a piece of work on the caller's stream waits for before it runs, and which it starts once it has.
+  /// Copies that a piece of work on the caller's stream waits for before it runs, and copies that it starts once it has
+  /// run.
   struct Part {
     std::array<std::int64_t, ways.size()> waits_for{};  ///< each way: until so many of the step's copies are done
     std::array<double, ways.size()> starts{};           ///< each way: a copy of so many inputs; 0: none

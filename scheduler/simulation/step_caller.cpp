@@ -140,7 +140,8 @@ void StepCaller::end_with_last_compute(TaskId id) {
   graph_.mark_issued(id);
 }
 
-/// Its stream will wait until what the task depends on is done; the thread only until it is issued.
+/// Whether the caller may begin the task: its stream will wait until what the task depends on is done; the thread only
+/// until it is issued.
 bool StepCaller::may_begin(TaskId id) {
   begins_ = id;
   begun_.push_back(id);

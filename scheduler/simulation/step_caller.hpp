@@ -46,7 +46,7 @@ class StepCaller {
   /// Nothing is left to do, by its thread or on its stream.
   bool finished() const { return action_ == walk_.size() && computes_.empty(); }
 
-  // Its stream, which begins what its thread has queued, one after another.
+  // The caller's stream, which begins what its thread has queued, one after another.
   bool may_compute() const { return !computes_.empty() && may_run(computes_.front()); }
   const Compute& next() const { return computes_.front(); }
   Compute end_compute();

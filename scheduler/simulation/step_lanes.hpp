@@ -40,8 +40,8 @@ class StepLanes {
   /// whether some were.
   bool start_tasks();
   void start(Flight& flight, TaskId id, const TaskCost& cost) { flight = {id, cost, 1.0, now_, true}; }
-  /// Until what runs and ends first has ended. Adds what is used meanwhile. Returns the seconds that passed. Throws
-  /// MisuseError where nothing runs.
+  /// Passes time until the first of what runs has ended. Adds what is used meanwhile. Returns the seconds that passed.
+  /// Throws MisuseError where nothing runs.
   double pass_time(ResourceShares& use);
   /// Calls task(lane) or copy(way) for all that ended then.
   template <class OfTask, class OfCopy>

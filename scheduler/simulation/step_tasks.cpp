@@ -3,9 +3,14 @@
 namespace tandem {
 namespace {
 
+/// A task that brings a layer's weights to the device: of a layer use, however many micro-batches pass in it.
+bool brings_weights(TaskKind kind) noexcept {
+  return kind == TaskKind::fetch_weights || kind == TaskKind::encode_weights || kind == TaskKind::decode_weights;
+}
+
 /// A layer's, not in pieces.
 bool goes_whole(TaskKind kind) noexcept {
-  return kind == TaskKind::fetch_weights || kind == TaskKind::gather_weights || kind == TaskKind::all_to_all_gradient;
+  return brings_weights(kind) || kind == TaskKind::gather_weights || kind == TaskKind::all_to_all_gradient;
 }
 
 }  // namespace
@@ -24,7 +29,7 @@ void StepTasks::submit(const Action& stands_for) {
   }
   if (coarseness_.stand_for_several) {
     for (const Task& task : emitted_) {
-      times_.push_back(task.kind == TaskKind::fetch_weights ? 1.0 : stands_for.micro_batches);
+      times_.push_back(brings_weights(task.kind) ? 1.0 : stands_for.micro_batches);
     }
   }
   emitted_.clear();

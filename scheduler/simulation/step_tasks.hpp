@@ -25,7 +25,7 @@ class StepTasks {
   StepTasks(const Plan& plan, const CostModel& costs, const Coarseness& coarseness, SimulationMemory& memory)
       : plan_(plan), costs_(costs), coarseness_(coarseness), graph_(memory.graph), emitted_(memory.tasks), updated_ahead_(plan.subgroups.size()) {}
 
-  /// Where the lowering emits to.
+  /// List that the lowering appends its tasks to.
   TaskList& emitted() noexcept { return emitted_; }
   TaskGraph& graph() noexcept { return graph_; }
   const TaskGraph& graph() const noexcept { return graph_; }

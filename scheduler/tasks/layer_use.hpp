@@ -8,13 +8,13 @@
 
 namespace tandem {
 
-/// Where the weights of one layer lie for a use: `buffer` indexes all weight buffers, -1: resident.
+/// Place of one layer's weights for a use: `buffer` indexes all weight buffers, -1: resident.
 struct WeightPlace {
   int layer = -1;
   int buffer = -1;
 };
 
-/// Where a layer's gradient lies. `fresh`: the caller's stream must first zero what is to be added to. `sole`: no other
+/// Place of a layer's gradient. `fresh`: the caller's stream must first zero what is to be added to. `sole`: no other
 /// use of a layer adds to it.
 struct GradientPlace {
   int layer = -1;

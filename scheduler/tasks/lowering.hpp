@@ -29,7 +29,7 @@ enum class UpdateTime : std::uint8_t {
 /// Calls that emit append to `out`, in an order in which every dependency comes before its dependents.
 class Lowering {
  public:
-  /// Both must outlive it.
+  /// Both `layout` and `plan` must outlive the object.
   Lowering(const ParameterLayout& layout, const Plan& plan, TaskCount begin = {});
   Lowering(const Lowering&) = delete;
   Lowering& operator=(const Lowering&) = delete;

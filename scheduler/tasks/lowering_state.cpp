@@ -3,9 +3,13 @@
 namespace tandem {
 
 void depend_on_users(const std::vector<RangeUse>& users, std::int64_t begin, std::int64_t end, TaskList& out) {
+  constexpr std::size_t few = 4;  // a list that is read in less time than it is searched
   const auto ends_before = [=](const RangeUse& use) { return use.end <= begin; };
-  const auto first = std::partition_point(users.begin(), users.end(), ends_before);
-  for (auto use = first; use != users.end() && use->begin < end; ++use) out.depends_on(use->task);
+  auto use = users.begin();
+  if (users.size() > few) use = std::partition_point(users.begin(), users.end(), ends_before);
+  for (; use != users.end() && use->begin < end; ++use) {
+    if (!ends_before(*use)) out.depends_on(use->task);
+  }
 }
 
 LoweringState::LoweringState(const ParameterLayout& of_layout, const Plan& of_plan, TaskCount begin)
@@ -35,14 +39,6 @@ Task& LoweringState::emit(TaskList& out, TaskKind kind, Lane lane, int priority,
   task.layer = layer;
   task.step = step;
   return emit_like(out, task, kind, lane);
-}
-
-Task& LoweringState::emit_like(TaskList& out, const Task& piece, TaskKind kind, Lane lane) {
-  Task& task = out.add(piece);
-  task.id = next_id++;
-  task.kind = kind;
-  task.lane = lane;
-  return task;
 }
 
 }  // namespace tandem

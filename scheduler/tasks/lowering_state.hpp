@@ -76,7 +76,7 @@ class BufferCycle {
 
 /// Shared by the parts of a lowering, each of which emits its tasks by way of it.
 struct LoweringState {
-  /// Both must outlive it.
+  /// Both `of_layout` and `of_plan` must outlive the object.
   LoweringState(const ParameterLayout& of_layout, const Plan& of_plan, TaskCount begin);
 
   /// The subgroups of a layer: [first, end).
@@ -89,7 +89,13 @@ struct LoweringState {
   /// Appends a task of the present step.
   Task& emit(TaskList& out, TaskKind kind, Lane lane, int priority, int layer);
   /// Appends a task with all else as `piece` has it.
-  Task& emit_like(TaskList& out, const Task& piece, TaskKind kind, Lane lane);
+  Task& emit_like(TaskList& out, const Task& piece, TaskKind kind, Lane lane) {
+    Task& task = out.add(piece);
+    task.id = next_id++;
+    task.kind = kind;
+    task.lane = lane;
+    return task;
+  }
 
   const Subgroup& subgroup(int index) const { return at(plan.subgroups, index); }
   const LayerPlacement& placement(int layer) const { return at(plan.layers, layer); }

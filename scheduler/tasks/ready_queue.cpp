@@ -2,8 +2,12 @@
 
 namespace tandem {
 
-/// Puts a key in its place between others.
+/// Puts a key in its place.
 void ReadyQueue::insert(std::int64_t key) {
+  if (!empty() && key < keys_[keys_.begin()]) {
+    keys_.push_front() = key;
+    return;
+  }
   const std::int64_t at = place_of(key);
   if (at - keys_.begin() < keys_.end() - at) {
     keys_.push_front();

@@ -18,13 +18,9 @@ class ReadyQueue {
   /// `priority`: 0 to 2^19 - 1; `id` below 2^44.
   void push(std::int64_t priority, TaskId id) {
     const std::int64_t key = priority << id_bits | id;
-    if (empty() || keys_[keys_.end() - 1] < key) {
-      keys_.push() = key;
-    } else if (key < keys_[keys_.begin()]) {
-      keys_.push_front() = key;
-    } else {
-      insert(key);
-    }
+    const bool at_end = empty() || keys_[keys_.end() - 1] < key;
+    if (!at_end || keys_.full()) return insert(key);
+    keys_.push() = key;
   }
   void pop() noexcept { keys_.pop_before(keys_.begin() + 1); }
   void clear() noexcept { keys_.restart(); }

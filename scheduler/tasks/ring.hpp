@@ -18,6 +18,8 @@ class Ring {
   std::int64_t begin() const noexcept { return begin_; }
   std::int64_t end() const noexcept { return end_; }
   bool empty() const noexcept { return begin_ == end_; }
+  /// Whether the next push allocates.
+  bool full() const noexcept { return end_ - begin_ > mask_; }
   bool holds(std::int64_t number) const noexcept { return number >= begin_ && number < end_; }
   T& operator[](std::int64_t number) noexcept { return slots_[slot(number)]; }
   const T& operator[](std::int64_t number) const noexcept { return slots_[slot(number)]; }
@@ -25,12 +27,12 @@ class Ring {
   T& push(T element) { return push() = std::move(element); }
   /// The new last element, as whoever had its slot left it.
   T& push() {
-    if (end_ - begin_ == capacity_) grow();
+    if (full()) grow();
     return slots_[slot(end_++)];
   }
   /// The new first element, likewise: its number is the one below those of all others.
   T& push_front() {
-    if (end_ - begin_ == capacity_) grow();
+    if (full()) grow();
     return slots_[slot(--begin_)];
   }
   /// Removes what comes before `number`. The elements are not destroyed: later pushes take their slots.
@@ -40,18 +42,20 @@ class Ring {
 
  private:
   /// The number of slots is a power of two, so that those in use stay apart.
-  std::size_t slot(std::int64_t number) const noexcept { return static_cast<std::size_t>(number & (capacity_ - 1)); }
-  void grow() {
+  std::size_t slot(std::int64_t number) const noexcept { return static_cast<std::size_t>(number & mask_); }
+  /// Out of line: its registers would cost every push.
+  [[gnu::noinline]] void grow() {
     constexpr std::int64_t at_first = 64;
+    const std::int64_t slots = std::max(at_first, 2 * (mask_ + 1));
     Ring larger(begin_);
-    larger.capacity_ = std::max(at_first, 2 * capacity_);
-    larger.slots_.resize(static_cast<std::size_t>(larger.capacity_));
+    larger.mask_ = slots - 1;
+    larger.slots_.resize(static_cast<std::size_t>(slots));
     for (; larger.end_ < end_; ++larger.end_) larger[larger.end_] = std::move((*this)[larger.end_]);
     *this = std::move(larger);
   }
 
   std::vector<T> slots_;
-  std::int64_t capacity_ = 0;  ///< number of slots, which the vector would have to divide for
+  std::int64_t mask_ = -1;  ///< number of slots, which the vector would have to divide for, less one
   std::int64_t begin_;
   std::int64_t end_;
 };

@@ -66,9 +66,9 @@ class StepCommits {
     int uses = 1;           ///< uses of the layer in each micro-batch
     int asked = 0;          ///< uses for which the caller has asked for gradients
     int committed = 0;      ///< uses in which it has committed them
-    int contributions = 0;  ///< as the function of this name gives
+    int contributions = 0;  ///< result of contributions()
     int sent = 0;           ///< gradients of the step that are on their way to the final one
-    bool is_final = false;  ///< as the function of this name gives
+    bool is_final = false;  ///< result of is_final()
   };
 
   LayerCommits& of(int layer) { return at(layers_, layer); }

@@ -36,6 +36,10 @@ std::string_view name_of(TaskKind kind) noexcept {
       return "commit";
     case TaskKind::fetch_weights:
       return "fetch_weights";
+    case TaskKind::encode_weights:
+      return "encode_weights";
+    case TaskKind::decode_weights:
+      return "decode_weights";
     case TaskKind::gather_weights:
       return "gather_weights";
     case TaskKind::all_to_all_gradient:
@@ -98,7 +102,6 @@ std::uint64_t accumulation_bytes(const Task& task) noexcept {
 
 void TaskList::clear() noexcept {
   tasks_.clear();
-  first_dependency_.clear();
   dependencies_.clear();
 }
 

@@ -41,7 +41,9 @@ constexpr bool is_of_device(Lane lane) noexcept {
 enum class TaskKind : std::uint8_t {
   layer_use,            ///< caller: computes with a layer's weights
   commit,               ///< caller: has filled a layer's gradients
-  fetch_weights,        ///< h2d: a layer's weights into a buffer
+  fetch_weights,        ///< h2d: a layer's weights into a buffer; those that cross in codes, into a buffer for these
+  encode_weights,       ///< cpu: codes of a layer's new weights, which cross the link in their place
+  decode_weights,       ///< device: weights of a layer that has crossed in codes, into its buffer
   gather_weights,       ///< peers: what other ranks own of a layer's weights, into a buffer or the resident layer
   all_to_all_gradient,  ///< peers: what other ranks have of this one's part of a layer's gradient
   round_gradient,       ///< device: fp32 gradient piece to bf16, into staging; where it is final, its norm blocks
@@ -78,6 +80,7 @@ constexpr bool is_update(TaskKind kind) noexcept {
     case TaskKind::store_weights:
     case TaskKind::update_cpu:
     case TaskKind::push_weights:
+    case TaskKind::encode_weights:
       return true;
     default:
       return false;
@@ -97,6 +100,7 @@ struct Task {
   int buffer = -1;          ///< weight, gradient or state buffer (index within its kind)
   int staging = -1;         ///< staging piece
   int sum = -1;             ///< buffer for a sum of gradients
+  int code_buffer = -1;     ///< buffer for a layer's codes; -1: its weights cross as they are stored
   int file_buffer = -1;     ///< buffer on the host for state that lives in a file
   int receive_buffer = -1;  ///< buffer for what other ranks send; -1 in a piece of this rank's own gradient
   int from_rank = 0;        ///< rank whose gradient a received piece is
@@ -105,7 +109,7 @@ struct Task {
   bool last_micro = true;
   bool in_bf16 = false;     ///< gradient piece: the caller writes bf16, nothing is left to round
   bool in_fp32 = false;     ///< gradient piece: the final gradient is fp32, nothing is ever rounded
-  std::uint64_t bytes = 0;  ///< across the link, or to or from a file
+  std::uint64_t bytes = 0;  ///< across the link, or to or from a file; of codes, where they are made or decoded
 
   std::int64_t count() const noexcept { return end - begin; }
   /// "flush_gradient h.3 [0, 65536)".
@@ -121,6 +125,8 @@ constexpr int sum_bytes = 10;
 /// Bytes of memory that a sum takes a parameter to become the final gradient: fp32 read, bf16 written, read for the
 /// norm.
 constexpr int finish_bytes = 8;
+/// Bytes of memory that a byte of codes takes to be made or decoded: it, and the bf16 that it stands for.
+constexpr int code_moves = 3;
 /// Bytes of host memory that an `accumulate_gradient` or a `finish_gradient` moves: for the sum, where there are
 /// several micro-batches, and for the norm after the last.
 std::uint64_t accumulation_bytes(const Task& task) noexcept;
@@ -130,10 +136,7 @@ std::uint64_t accumulation_bytes(const Task& task) noexcept;
 class TaskList {
  public:
   /// The new last task.
-  Task& add(const Task& task) {
-    first_dependency_.push_back(dependencies_.size());
-    return tasks_.emplace_back(task);
-  }
+  Task& add(const Task& task) { return tasks_.emplace_back(Emitted{task, dependencies_.size()}); }
   /// Adds dependencies of the last task; `no_task` is none.
   void depends_on(TaskId first) {
     if (first != no_task) dependencies_.push_back(first);
@@ -142,8 +145,9 @@ class TaskList {
     dependencies_.insert(dependencies_.end(), first.begin(), first.end());
   }
   std::span<const TaskId> dependencies(std::size_t i) const {
-    const std::size_t end = i + 1 < size() ? first_dependency_[i + 1] : dependencies_.size();
-    return std::span(dependencies_).subspan(first_dependency_[i], end - first_dependency_[i]);
+    const std::size_t begin = tasks_[i].first_dependency;
+    const std::size_t end = i + 1 < size() ? tasks_[i + 1].first_dependency : dependencies_.size();
+    return {dependencies_.data() + begin, end - begin};
   }
 
   std::size_t size() const noexcept { return tasks_.size(); }
@@ -155,8 +159,12 @@ class TaskList {
   void clear() noexcept;
 
  private:
-  std::vector<Task> tasks_;
-  std::vector<std::size_t> first_dependency_;  ///< by task: where its own begin; they end where the next one's do
+  /// A task, and where its dependencies begin; they end where the next one's do.
+  struct Emitted : Task {
+    std::size_t first_dependency = 0;
+  };
+
+  std::vector<Emitted> tasks_;
   std::vector<TaskId> dependencies_;
 };
 

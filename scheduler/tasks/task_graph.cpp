@@ -9,12 +9,10 @@
 namespace tandem {
 namespace {
 
-/// The caller's tasks end where a stream does.
-bool ends_on_stream(Lane lane) noexcept { return is_of_device(lane) || lane == Lane::caller; }
+/// Lanes whose tasks end where a stream does: those of the device, and the caller's.
+constexpr LaneSet on_streams = LaneSet(device_lanes) | LaneSet(Lane::caller);
 
-bool needs_done(const Task& first, const Task& second) noexcept {
-  return !ends_on_stream(first.lane) || !ends_on_stream(second.lane);
-}
+[[noreturn, gnu::cold]] void refuse_order() { throw MisuseError("tasks must be added in the order of their ids"); }
 
 }  // namespace
 
@@ -23,10 +21,11 @@ void TaskGraph::restart(TaskId first) {
   of_peers_.restart();
   edges_.restart();
   for (ReadyQueue& ready : ready_) ready.clear();
+  ready_lanes_ = {};
 }
 
 void TaskGraph::add(const Task& task, std::span<const TaskId> dependencies, double now) {
-  if (task.id != end()) throw MisuseError("tasks must be added in the order of their ids");
+  if (task.id != end()) refuse_order();
   TaskNode& added = nodes_.push();
   added.task = task;
   added.event = {};
@@ -37,25 +36,42 @@ void TaskGraph::add(const Task& task, std::span<const TaskId> dependencies, doub
   added.waiting_for = added.undone = 0;
   added.after_issue = added.after_done = no_edge;
   added.first_edge = edges_.end();
+  const bool on_stream = on_streams.has(task.lane);
   for (const TaskId d : dependencies) {
-    if (done(d)) continue;
+    if (!known(d)) continue;
     TaskNode& first = node(d);
-    const bool waits_for_end = needs_done(first.task, task);
+    if (first.done) continue;
+    const bool waits_for_end = !on_stream || !on_streams.has(first.task.lane);
     EdgeId& list = first.issued || waits_for_end ? first.after_done : first.after_issue;
     const bool counts = !first.issued || waits_for_end;
-    edges_.push({d, task.id, std::exchange(list, edges_.end()), counts});
+    const EdgeId next = std::exchange(list, edges_.end());
+    edges_.push() = {d, task.id, next, counts};
     ++added.undone;
-    if (counts) ++added.waiting_for;
+    added.waiting_for += counts ? 1 : 0;
   }
   if (task.lane == Lane::peers) of_peers_.push(task.id);
   if (added.waiting_for == 0) make_ready(added);
 }
 
 void TaskGraph::make_ready(const TaskNode& node) {
-  if (node.task.lane == Lane::caller) return;
-  // Exchanges between ranks have one order on all of them, whatever is ready where.
-  const int priority = node.task.lane == Lane::peers ? 0 : node.task.priority;
-  ready_[static_cast<std::size_t>(node.task.lane)].push(priority, node.task.id);
+  const Lane lane = node.task.lane;
+  if (lane == Lane::caller) return;
+  ReadyQueue& queue = ready_[static_cast<std::size_t>(lane)];
+  if (lane != Lane::peers) {
+    queue.push(node.task.priority, node.task.id);
+    ready_lanes_.add(lane);
+  } else {
+    queue.push(0, node.task.id);
+    note_next_of_peers();
+  }
+}
+
+/// Notes whether the next task of the peers' lane is ready: exchanges between ranks have one order on all of them,
+/// whatever is ready where.
+void TaskGraph::note_next_of_peers() {
+  const ReadyQueue& queue = ready_[static_cast<std::size_t>(Lane::peers)];
+  const bool next = !queue.empty() && queue.first() == of_peers_[of_peers_.begin()];
+  next ? ready_lanes_.add(Lane::peers) : ready_lanes_.remove(Lane::peers);
 }
 
 /// Releases an edge: the task at its end waits for one task less.
@@ -79,24 +95,29 @@ void TaskGraph::mark_issued(TaskId id) {
 void TaskGraph::mark_done(TaskId id, double now) {
   TaskNode& n = node(id);
   n.issued = n.done = true;
-  for (const EdgeId list : {n.after_issue, n.after_done}) {
-    for (EdgeId e = list; e != no_edge; e = edges_[e].next) {
-      TaskNode& waiter = node(edges_[e].second);
-      waiter.ready_at = now;
-      --waiter.undone;
-      release(edges_[e], waiter);
-    }
+  tell_done(n.after_issue, now);
+  tell_done(n.after_done, now);
+  if (id == begin()) forget_done();
+}
+
+/// Tells those who wait, by a list of edges, that a task is done.
+inline void TaskGraph::tell_done(EdgeId list, double now) {
+  while (list != no_edge) {
+    Edge& edge = edges_[list];
+    TaskNode& waiter = node(edge.second);
+    waiter.ready_at = now;
+    --waiter.undone;
+    release(edge, waiter);
+    list = edge.next;
   }
-  if (id != begin()) return;
-  TaskId oldest = id;
+}
+
+/// Forgets the oldest tasks, which are done, up to the first that is not.
+inline void TaskGraph::forget_done() {
+  TaskId oldest = begin() + 1;
   while (known(oldest) && node(oldest).done) ++oldest;
   edges_.pop_before(known(oldest) ? node(oldest).first_edge : edges_.end());
   nodes_.pop_before(oldest);
-}
-
-void TaskGraph::take(Lane lane) {
-  ready_[static_cast<std::size_t>(lane)].pop();
-  if (lane == Lane::peers) of_peers_.pop_before(of_peers_.begin() + 1);
 }
 
 std::string TaskGraph::who_waits(const ParameterLayout& layout) const {

@@ -1,7 +1,7 @@
 #pragma once
-// Which tasks are pending, which are ready, and who waits for whom. Plain bookkeeping without threads or
-// locks: the executor guards it, the simulator drives it in virtual time. It allocates only while more is in
-// flight than ever before.
+// Pending and ready tasks, and their dependencies on each other. Plain bookkeeping without threads or locks: the
+// executor guards it, the simulator drives it in virtual time. It allocates only while more is in flight than ever
+// before.
 #include <array>
 #include <cstdint>
 #include <span>
@@ -10,6 +10,7 @@
 #include "core/base/named_range.hpp"
 #include "core/device/device.hpp"
 #include "core/params/parameter_layout.hpp"
+#include "scheduler/tasks/lane_set.hpp"
 #include "scheduler/tasks/ready_queue.hpp"
 #include "scheduler/tasks/ring.hpp"
 #include "scheduler/tasks/task.hpp"
@@ -72,12 +73,20 @@ class TaskGraph {
   /// The readiest task of a lane, or no_task: of the peers' lane the next one in order, if it is ready. `take` removes
   /// it from the ready ones.
   TaskId ready(Lane lane) const {
-    const ReadyQueue& queue = ready_[static_cast<std::size_t>(lane)];
-    if (queue.empty()) return no_task;
-    const TaskId id = queue.first();
-    return lane == Lane::peers && id != of_peers_[of_peers_.begin()] ? no_task : id;
+    return ready_lanes_.has(lane) ? ready_[static_cast<std::size_t>(lane)].first() : no_task;
   }
-  void take(Lane lane);
+  /// Lanes that have such a task.
+  LaneSet ready_lanes() const noexcept { return ready_lanes_; }
+  void take(Lane lane) {
+    ReadyQueue& queue = ready_[static_cast<std::size_t>(lane)];
+    queue.pop();
+    if (lane == Lane::peers) {
+      of_peers_.pop_before(of_peers_.begin() + 1);
+      note_next_of_peers();
+    } else if (queue.empty()) {
+      ready_lanes_.remove(lane);
+    }
+  }
 
   bool known(TaskId id) const noexcept { return nodes_.holds(id); }
   /// Node of a known task. Valid until the next `add`.
@@ -102,12 +111,16 @@ class TaskGraph {
  private:
   void release(Edge& edge, TaskNode& waiter);
   void make_ready(const TaskNode& node);
+  void note_next_of_peers();
+  void tell_done(EdgeId list, double now);
+  void forget_done();
   EdgeId end_of_edges(TaskId id) const { return known(id + 1) ? node(id + 1).first_edge : edges_.end(); }
 
   Ring<TaskNode> nodes_;
   Ring<TaskId> of_peers_;  ///< tasks of the peers' lane that are not taken
   Ring<Edge> edges_;       ///< in the order of the tasks that wait
   std::array<ReadyQueue, lane_count> ready_;
+  LaneSet ready_lanes_;
 };
 
 template <class Call>

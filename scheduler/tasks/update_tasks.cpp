@@ -34,7 +34,7 @@ void UpdateTasks::update_layer(int layer, TaskList& out) {
       update_in_pieces(s, out);
     }
   }
-  weights_.end_update(layer);
+  weights_.end_update(layer, out);
 }
 
 Task& UpdateTasks::emit(TaskList& out, TaskKind kind, Lane lane, const Task& piece) {
@@ -181,7 +181,8 @@ void UpdateTasks::update_piece_on_cpu(Task piece, TaskList& out) {
   }
 }
 
-/// Its first task, the load where streamed and the update where resident, waits for who used its elements.
+/// Emits the update of a piece on the device. Its first task, the load where streamed and the update where resident,
+/// waits for who used its elements.
 void UpdateTasks::update_piece_on_device(Task piece, TaskList& out) {
   const Subgroup& group = state_.subgroup(piece.subgroup);
   const bool streamed = group.tier != Tier::device;

@@ -12,7 +12,7 @@ namespace tandem {
 /// Emits the updates of one layer after another, each behind who uses its gradients, state and old weights.
 class UpdateTasks {
  public:
-  /// Both must outlive it.
+  /// Both arguments must outlive the object.
   UpdateTasks(LoweringState& state, WeightRing& weights);
 
   /// Emits the updates of all subgroups of a layer.

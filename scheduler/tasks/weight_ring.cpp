@@ -8,11 +8,13 @@
 #include <string>
 
 #include "core/base/error.hpp"
+#include "scheduler/plan/link_codes.hpp"
 #include "scheduler/plan/rank_slice.hpp"
 
 namespace tandem {
 
-WeightRing::WeightRing(LoweringState& state) : state_(state), layers_(state.layout.layers().size()) {
+WeightRing::WeightRing(LoweringState& state)
+    : state_(state), layers_(state.layout.layers().size()), code_buffers_(state.plan.code_buffers) {
   for (int l = 0; l < state.layout.layer_count(); ++l) {
     for (const int needed : state.touched_by(l)) weights_of(needed).touchers.push_back(l);
   }
@@ -100,24 +102,66 @@ void WeightRing::load(int layer, int index, TaskList& out) {
   Buffer& buffer = at(buffers_, index);
   LayerWeights& weights = weights_of(layer);
   if (buffer.layer >= 0) weights_of(buffer.layer).buffer = -1;
-  const Layer& of = state_.layout.layer(layer);
-  Task& fetch = state_.emit(out, TaskKind::fetch_weights, Lane::host_to_device, priority_fetch, layer);
-  fetch.end = of.elements;
-  fetch.buffer = index;
-  fetch.bytes = weight_bytes(of, slice_of(of, state_.plan.rank));
-  const TaskId fetched = fetch.id;
-  out.depends_on(buffer.users);
-  out.depends_on(buffer.filled_by);
-  out.depends_on(weights.weight_writers);
+  if (state_.placement(layer).in_codes && weights.codes_stale) encode(layer, priority_fetch, out);
+  const TaskId fetched = fetch(layer, index, out);
+  const int code_buffer = out.back().code_buffer;
   buffer.layer = layer;
   buffer.filled_by = fetched;
   buffer.users.clear();
   weights.buffer = index;
   // The next update of the host's copy must wait until this copy has been read.
   weights.uses.push_back(fetched);
+  if (code_buffer >= 0) buffer.filled_by = decode(layer, index, code_buffer, fetched, out);
   if (state_.plan.rank.count == 1) return;
   buffer.filled_by = gather(layer, index, out);
   out.depends_on(fetched);
+}
+
+/// Emits the copy of a layer's weights, behind what used the buffer and what wrote the weights.
+TaskId WeightRing::fetch(int layer, int index, TaskList& out) {
+  const Buffer& buffer = at(buffers_, index);
+  const LayerWeights& weights = weights_of(layer);
+  const Layer& of = state_.layout.layer(layer);
+  Task& fetch = state_.emit(out, TaskKind::fetch_weights, Lane::host_to_device, priority_fetch, layer);
+  fetch.end = of.elements;
+  fetch.buffer = index;
+  fetch.bytes = fetched_bytes(of, state_.placement(layer), state_.plan.rank);
+  const TaskId id = fetch.id;
+  if (state_.placement(layer).in_codes) fetch.code_buffer = code_buffers_.take();
+  const int code_buffer = fetch.code_buffer;
+  out.depends_on(buffer.users);
+  out.depends_on(buffer.filled_by);
+  out.depends_on(weights.weight_writers);
+  if (code_buffer < 0) return id;
+  out.depends_on(weights.encoded_by);
+  out.depends_on(code_buffers_.user(code_buffer));
+  return id;
+}
+
+/// Emits the decoding of codes that were fetched, into the layer's buffer.
+TaskId WeightRing::decode(int layer, int buffer, int code_buffer, TaskId fetched, TaskList& out) {
+  Task& decode = state_.emit(out, TaskKind::decode_weights, Lane::device, priority_fetch, layer);
+  decode.end = state_.layout.layer(layer).elements;
+  decode.buffer = buffer;
+  decode.code_buffer = code_buffer;
+  decode.bytes = code_bytes(state_.layout.layer(layer));
+  code_buffers_.user(code_buffer) = decode.id;
+  out.depends_on(fetched);
+  return decode.id;
+}
+
+/// Emits the encoding of a layer's weights, behind what wrote them and what read its codes of before. The next update
+/// must wait for it, as for other readers.
+void WeightRing::encode(int layer, int priority, TaskList& out) {
+  LayerWeights& weights = weights_of(layer);
+  Task& encode = state_.emit(out, TaskKind::encode_weights, Lane::cpu, priority, layer);
+  encode.end = state_.layout.layer(layer).elements;
+  encode.bytes = code_bytes(state_.layout.layer(layer));
+  weights.encoded_by = encode.id;
+  weights.codes_stale = false;
+  out.depends_on(weights.weight_writers);
+  out.depends_on(weights.uses);
+  weights.uses.assign(1, weights.encoded_by);
 }
 
 /// Emits the gathering of a layer's other slices from the ranks that own them. The caller makes it wait for this rank's
@@ -139,7 +183,7 @@ void WeightRing::gather_resident(int layer, TaskList& out) {
   weights.stale = false;
   weights.stale_readers.clear();
   weights.weight_writers = {gathered};
-  // Others read this rank's slice until then.
+  // Other ranks read this rank's slice until `gathered` is done.
   weights.uses.push_back(gathered);
 }
 
@@ -261,11 +305,15 @@ std::vector<WeightPlace> WeightRing::drop_idle(const LayerUse& use) {
 
 // -- new weights -----------------------------------------------------------------------------------
 
-void WeightRing::end_update(int layer) {
+void WeightRing::end_update(int layer, TaskList& out) {
   LayerWeights& weights = weights_of(layer);
   weights.stale = state_.plan.rank.count > 1 && state_.placement(layer).resident;
   if (weights.stale) append(weights.stale_readers, weights.uses);
-  weights.uses.clear();  // who reads from now on reads new weights
+  if (state_.placement(layer).in_codes) {
+    encode(layer, priority_update + layer, out);
+  } else {
+    weights.uses.clear();  // uses from now on read new weights
+  }
   if (weights.buffer < 0) return;
   at(buffers_, weights.buffer).layer = -1;
   weights.buffer = -1;
@@ -277,8 +325,10 @@ void WeightRing::invalidate_weights() {
     if (buffer.layer >= 0) weights_of(buffer.layer).buffer = -1;
     buffer.layer = -1;
   }
-  if (state_.plan.rank.count == 1) return;
-  for (int l = 0; l <= last_layer(); ++l) weights_of(l).stale = state_.placement(l).resident;
+  for (int l = 0; l <= last_layer(); ++l) {
+    weights_of(l).codes_stale = true;
+    weights_of(l).stale = state_.plan.rank.count > 1 && state_.placement(l).resident;
+  }
 }
 
 void WeightRing::forget_before(TaskId id) {

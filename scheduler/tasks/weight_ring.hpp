@@ -16,7 +16,7 @@ class WeightRing {
   /// The state must outlive it.
   explicit WeightRing(LoweringState& state);
 
-  /// Where the caller is, and in which order the layers come from there.
+  /// Pass that the caller is in; it decides in which order layers come next.
   enum class Direction : std::uint8_t { none, forward, backward, evaluation };
   void begin_step();
   void enter(Direction direction) noexcept;
@@ -35,7 +35,8 @@ class WeightRing {
   const std::vector<TaskId>& readers(int layer) const { return at(layers_, layer).uses; }
   /// A task that writes what fetches or uses read from now on.
   void add_writer(int layer, TaskId task) { at(layers_, layer).weight_writers.push_back(task); }
-  void end_update(int layer);
+  /// Emits the encoding of new weights that cross the link in codes.
+  void end_update(int layer, TaskList& out);
 
   void invalidate_weights();
   void forget_before(TaskId id);
@@ -56,6 +57,8 @@ class WeightRing {
     bool needed_in_backward = true;  ///< false: its gradients came without its weights in the last step that had any
     std::vector<int> touchers;       ///< layers whose use needs this layer's weights
     std::vector<TaskId> weight_writers;  ///< writers of the weights that fetches or uses read
+    bool codes_stale = true;             ///< its codes on the host are none, or those of other weights
+    TaskId encoded_by = no_task;         ///< task that made its codes
     bool stale = false;                  ///< resident, and other ranks have newer weights of their slices than this one
     std::vector<TaskId> stale_readers;   ///< readers of the slices that other ranks' newer weights will overwrite
     std::vector<TaskId> uses;            ///< readers since the last update: uses where resident, else fetches
@@ -66,6 +69,9 @@ class WeightRing {
   int acquire(int layer, bool only_idle, TaskList& out);
   std::string held_layers(int size_class) const;
   void load(int layer, int buffer, TaskList& out);
+  TaskId fetch(int layer, int buffer, TaskList& out);
+  TaskId decode(int layer, int buffer, int code_buffer, TaskId fetched, TaskList& out);
+  void encode(int layer, int priority, TaskList& out);
   TaskId gather(int layer, int buffer, TaskList& out);
   void gather_resident(int layer, TaskList& out);
   void prefetch_resident(TaskList& out);
@@ -78,6 +84,7 @@ class WeightRing {
   LoweringState& state_;
   std::vector<Buffer> buffers_;
   std::vector<LayerWeights> layers_;
+  BufferCycle code_buffers_;  ///< on the device, for codes that are to be decoded
   Direction direction_ = Direction::none;
   int position_ = -1;           ///< layer used last
   int open_uses_ = 0;           ///< not yet released

@@ -124,7 +124,7 @@ TEST(Calibrate, CopiesInPiecesAsARunDoes) {
   HostDevice device(of_device);
   const auto count_these = [&](std::string_view what) { counts = what == "copies to the device"; };
   calibrate(device, {.seconds_per_figure = no_time, .progress = count_these});
-  constexpr int rounds = 4, pieces = 2;  // of 32 MiB
+  constexpr int rounds = 4, pieces = 2;  // pieces of 32 MiB
   EXPECT_EQ(copies, rounds * pieces);
 }
 
@@ -182,9 +182,9 @@ class WatchingOps final : public testing::IdleOps {
     look(q.data, out.count());
   }
 
-  bool looks = true;  ///< which takes longer than a GPU would
+  bool looks = true;  ///< whether operands are read, which takes longer than a GPU would
   int products = 0;
-  std::int64_t tokens = 0, channels = 0;  ///< of the last
+  std::int64_t tokens = 0, channels = 0;  ///< rows and columns of the last product
   int operands = 0;
   int odd = 0;  ///< with a value that is zero or of no usual size, or with next to no different ones
 
@@ -256,7 +256,7 @@ TEST(Calibrate, RefusesADeviceWithoutRoom) {
   EXPECT_THROW(calibrate(device, {.seconds_per_figure = no_time}), PlanError);
 }
 
-// Else it would measure caches: on processors with hundreds of MiB of them every rate comes out too high.
+// Less memory would measure caches: on processors with hundreds of MiB of them every rate comes out too high.
 TEST(Calibrate, TakesMoreThanCachesHoldWhereThereIsRoom) {
   Topology machine;
   machine.available_memory_bytes = 64_GiB;

@@ -143,7 +143,7 @@ class Bench(ProgramTest):
         self.assertNotIn("measuring", said)
         self.assertIn("--resume", said)
         self.assertFalse(out.exists())
-        out.mkdir()  # as a bench that was killed leaves it
+        out.mkdir()  # an empty folder, left by a bench that was killed
         profile = self.calibrate()
         code, said = self.interrupted_at("measuring forward", signal.SIGINT, [*bench, "--out", out, "--resume"])
         self.assertEqual(code, 130, said)
@@ -167,7 +167,7 @@ class Bench(ProgramTest):
         whole = json.loads(self.succeed(self.run_program(*self.sweep(out, "--json"))).stdout)["policies"]
         self.assertLessEqual(PREDICTED, set(whole[7]["predicted"]))
         head, *rows = self.lines(out)
-        # As if it had been killed while it wrote the seventh row.
+        # The file of a bench that was killed while it wrote the seventh row.
         (out / "rows.jsonl").write_text("\n".join([head, *rows[:6], rows[6][:40]]))
         result = self.succeed(self.run_program(*self.sweep(out, "--json", "--resume")))
         again = json.loads(result.stdout)["policies"]

@@ -15,7 +15,7 @@ class Data(ProgramTest):
         self.text = self.file("cut.txt", TEXT)
         process = self.start(out, "--steps", "1000000", "--checkpoint-every", "5", "--log-every", "0", stderr=subprocess.PIPE)
         wait_for(lambda: (out / "checkpoints").is_dir() and self.checkpoints(out))
-        self.file("cut.txt", TEXT[:1000])  # as an editor writes it: cut off, and filled anew
+        self.file("cut.txt", TEXT[:1000])  # an editor cuts the file off, and fills it anew
         _, stderr = process.communicate(timeout=120)
         self.refused(subprocess.CompletedProcess([], process.returncode, "", stderr), 4, "cut.txt", "changed since the start")
         self.succeed(self.run_program("digest", out))
@@ -44,11 +44,11 @@ class Models(ProgramTest):
                 model.write_text(json.dumps({**llama, **changes}))
                 for resume in (["--resume"], ["--resume", out / "checkpoints" / "step-00000001"]):
                     self.refused(self.run_program(*arguments, "2", *resume), 4, "step-00000001", *words)
-        # What the function does not depend on may change.
+        # Settings that the function does not depend on may change.
         model.write_text(json.dumps({**llama, "max_position_embeddings": 128, "initializer_range": 0.01,
                                      "architectures": ["MistralForCausalLM"], "model_type": "mistral", "eos_token_id": 3}))
         self.succeed(self.run_program(*arguments, "2", "--resume"))
-        # Nor is one that has what the other knows nothing of.
+        # A config.json that lacks a setting of the run's is refused, too.
         arguments[arguments.index(out)] = self.root / "windowed"
         model.write_text(json.dumps({**llama, **windowed}))
         self.succeed(self.run_program(*arguments, "1"))

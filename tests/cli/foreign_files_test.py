@@ -388,7 +388,7 @@ class Texts(ProgramTest):
                 ("nul", self.LINE.encode() + b"\0" + self.LINE.encode(), f"byte {len(self.LINE)}")]:
             with self.subTest(name=name):
                 line = self.refused(self.take(self.file(f"t-{name}.txt", content)), 4, f"t-{name}.txt", word)
-                self.assertGreaterEqual(line.count("; "), 1, line)  # what to do
+                self.assertGreaterEqual(line.count("; "), 1, line)  # advice on what to do
                 self.file(f"folder-{name}/a.txt", self.LINE)
                 self.file(f"folder-{name}/b.txt", content)
                 self.refused(self.take(self.root / f"folder-{name}"), 4, "b.txt", word)

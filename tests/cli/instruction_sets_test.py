@@ -51,7 +51,7 @@ class InstructionSets(ProgramTest):
             self.assertLess(whole["final_loss"], whole["first_loss"], name)
 
     def test_updates_are_the_same_under_every_set_of_tandems_own(self):
-        """Its formulas are sequences of single roundings. The products of the library are not, and stay as they are."""
+        """Updates are sequences of single roundings. Products of the library are not, and stay as they are."""
         digests = set()
         for name in sets_here():
             self.limits = {"TANDEM_MAX_ISA": name}

@@ -62,7 +62,7 @@ class Files(ProgramTest):
         train = ["train", "--model", "tiny-gpt2", "--data", "text.txt", *SMALL, "--steps", "1", "--out", "run"]
         self.succeed(self.run_program(*train, cwd=began))
         config = began / "run" / "config.toml"
-        config.write_text(config.read_text().replace(f"{began}/text.txt", "text.txt"))  # as older versions kept it
+        config.write_text(config.read_text().replace(f"{began}/text.txt", "text.txt"))  # older versions kept it so
         resume = ["train", "--resume", "--out", began / "run", "--steps", "2"]
         self.refused(self.run_program(*resume, cwd=here), 2, f"{began}/run/config.toml: --data text.txt", "the run began")
         self.succeed(self.run_program(*resume, "--data", self.text, cwd=here))

@@ -62,7 +62,7 @@ class OneDigest(ProgramTest):
         self.counter = itertools.count()
 
     def check_family(self, model, layers, seed, of=1):
-        """With one in `of` settings."""
+        """Checks a family with one in `of` settings."""
         expected = self.digest(model, "--policy", "host")
         for policy, values in itertools.islice(settings(seed), 0, None, of):
             flags = flags_of(policy, values, layers)
@@ -74,7 +74,7 @@ class OneDigest(ProgramTest):
         self.assertNotEqual(self.digest(model, data=other), expected)
 
     def test_micro_batches_at_once_under_a_ceiling(self):
-        """By layer weights cross the link less often, to the same bits; what does not fit by layer is refused."""
+        """Weights cross the link less often by layer, to the same bits; what does not fit by layer is refused."""
         # One block at a time: tied embeddings have a gradient buffer for each micro-batch.
         small = ["--policy", "host", "--resident-layers", "0", "--prefetch-layers", "1", "--recompute", "block"]
         runs = {}

@@ -5,7 +5,7 @@ import subprocess
 
 from program import HELD_OUT, ProgramTest, main, wait_for
 
-OTHER = "".join(chr(33 + i * 7 % 90) for i in range(300))  # what is learnt makes it worse
+OTHER = "".join(chr(33 + i * 7 % 90) for i in range(300))  # training makes its loss worse
 STEPS = 40
 
 

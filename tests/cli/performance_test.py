@@ -35,8 +35,7 @@ class Calibrated(ProgramTest):
         self.succeed(self.train("--steps", "3", *ceiling, "--policy", "host", "--out", self.root / "host"))
         self.assertEqual(summary["state_digest"], self.summary(self.root / "host")["state_digest"])
 
-        # As if the CPU and the link were slower than they are: whether another plan follows is theirs to say, the bits
-        # are not.
+        # Profile of a slower CPU and link: times decide whether another plan follows, not which bits.
         honest = self.profile.read_text()
         slower = re.sub(r"(?m)^((?:update|to_device|to_host|both_ways) = \{ value = )([0-9.e+]+)",
                         lambda figure: figure[1] + repr(float(figure[2]) / 25), honest)
@@ -48,7 +47,7 @@ class Calibrated(ProgramTest):
             digests.add(self.summary(self.root / name)["state_digest"])
         self.assertEqual(len(digests), 1)
 
-        # Where there is no room for a copy of the state, what a save costs is predicted, told, and measured.
+        # The cost of a save without room for a copy of the state is predicted, told, and measured.
         small = ["--policy", "host", "--checkpoint-every", "4"]
         room = json.loads(self.succeed(self.run_program("plan", "--model", "tiny-gpt2", *SMALL, *small, "--json")).stdout)
         small += ["--host-memory", str(room["host_bytes"] - (10 << 20))]
@@ -247,7 +246,7 @@ class OtherMachines(ProgramTest):
         enough = -((2 * needed + (3 << 30)) * 64 // -63)
         self.succeed(plan(enough, devices=2))
         self.refused(plan(enough - 4096, devices=2), 3, "host memory")
-        # Who knows better says so, up to all that the host has.
+        # A user who knows better says so, up to all that the host has.
         self.succeed(plan(needed, "--host-memory", needed))
         self.refused(plan(needed - 4096, "--host-memory", needed), 3, "host memory")
         # A small host keeps half.
@@ -256,7 +255,7 @@ class OtherMachines(ProgramTest):
 
     def test_the_largest_model_is_the_same_whatever_model_was_named(self):
         machine = ["--profile", PROFILES / "8gb-pcie4.toml", "--fit", "model", "--device-memory", "2GiB"]
-        # What fits at all does so with all blocks computed again, and is planned sooner where that is said.
+        # Models that fit at all do so with all blocks computed again, and are planned sooner where that is said.
         named = [["--model", "gpt2"], ["--seq-len", "1024"]]
         fitted = [self.fit_of(*machine), *(self.fit_of(*machine, "--recompute", "block", *flags) for flags in named)]
         self.assertEqual(len(set(fitted)), 1, fitted)

@@ -1,4 +1,4 @@
-"""What the tests of the built program share: running it, and a folder to do it in."""
+"""Parts that the tests of the built program share: running it, and a folder to do it in."""
 import json
 import os
 import pathlib
@@ -13,7 +13,7 @@ PROGRAM = sys.argv.pop(1) if len(sys.argv) > 1 else "tandem"
 TEXT = "".join(f"The {n}th line of a small text says that {n * n} is the square of {n}.\n" for n in range(400))
 HELD_OUT = TEXT[:2000]  # each window of it is computed at every evaluation
 CALIBRATED = os.environ.get("TANDEM_TEST_CALIBRATION")  # the folder where calibration_test.py left what it measured
-PROFILES = pathlib.Path(__file__).parents[2] / "profiles"  # of other machines, as shipped
+PROFILES = pathlib.Path(__file__).parents[2] / "profiles"  # profiles of other machines, as shipped
 PREDICTED = {"step_seconds", "update_seconds", "exposed_update_seconds", "bound_by"}
 SMALL = ["--device", "host", "--threads", "1", "--update-threads", "1", "--seq-len", "32", "--micro-batch", "2"]
 
@@ -27,7 +27,7 @@ def wait_for(condition, seconds=120):
 
 
 class ProgramTest(unittest.TestCase):
-    _measured = []  # of this machine
+    _measured = []  # calibrations of this machine
 
     def setUp(self):
         self._folder = tempfile.TemporaryDirectory(prefix="tandem-cli-")

@@ -6,7 +6,7 @@ import browser
 from program import SMALL, ProgramTest, main
 
 PLOTS = ["steps", "updates", "memory", "timeline"]
-# What a plot shows: its series, the values of each, and the colours on its canvas.
+# Contents of a plot: its series, the values of each, and the colours on its canvas.
 LOOK = """(() => {
   const canvas = document.getElementById("%s"), chart = canvas && Chart.getChart(canvas);
   if (!chart) return null;
@@ -72,7 +72,7 @@ class Report(ProgramTest):
         self.assertIn("does not fit", self.browser.evaluate("document.querySelector('table').innerText"))
 
     def test_what_goes_wrong_in_a_page_is_seen(self):
-        """The same page, damaged: a script that fails, and something from a network."""
+        """A damaged page: with a script that fails, and with something from a network."""
         text = self.bench("--policies", "host").read_text()
         for damage, seen in [("<script>missing();</script>", "missing is not defined"),
                              ("<img src='http://127.0.0.1:8/x.png'>", "Content Security Policy")]:

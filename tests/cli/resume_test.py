@@ -1,4 +1,4 @@
-"""What a resumed run goes on with: the state to the last bit, in every way of training, and who may resume it."""
+"""State of a resumed run, to the last bit, in every way of training, and who may resume it."""
 import struct
 
 from program import ProgramTest, main
@@ -87,13 +87,13 @@ class Refused(ProgramTest):
                     self.refused(self.train(*flags, "--out", out), 4, f"it holds the state of {stored}", advice)
                 self.assertFalse((self.root / "new").exists())
                 self.assertEqual(self.summary(self.root / stored), before)
-                # As advised: the run goes on as it is, and another optimizer begins with its weights.
+                # Both pieces of advice work: the run goes on as it is, and another optimizer begins with its weights.
                 self.succeed(self.run_program("train", "--resume", self.root / stored, "--steps", "2"))
                 fresh = self.root / f"by {wanted}"
                 self.succeed(self.train("--steps", "1", "--state", state, "--model", self.root / stored, "--out", fresh))
 
     def test_a_checkpoint_that_turns_out_damaged_leaves_nothing_behind(self):
-        """Its state is read at the very end, when the folder of the new run is there already."""
+        """The state is read at the very end, when the folder of the new run is there already."""
         first = self.root / "first"
         self.succeed(self.train("--steps", "1", "--out", first))
         checkpoint = first / "checkpoints" / "step-00000001"
@@ -104,7 +104,7 @@ class Refused(ProgramTest):
         out = self.root / "runs" / "today" / "new"
         self.refused(self.train(*resume, out), 4, "another content")
         self.assertFalse((self.root / "runs").exists())
-        # What was there before stays as it was.
+        # A folder that was there before stays as it was.
         (self.root / "runs").mkdir()
         self.file("runs/note.txt", "mine")
         self.refused(self.train(*resume, out), 4, "another content")

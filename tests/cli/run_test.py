@@ -77,7 +77,7 @@ class Training(ProgramTest):
         self.assertEqual(len(digests), 1)
 
     def test_updates_ahead_of_the_norm_are_told(self):
-        """By default they run once most steps were confirmed; each step says what became of them."""
+        """Updates run ahead by default once most steps were confirmed; each step says what became of them."""
         digests = set()
 
         def outcomes(speculate, *flags):
@@ -122,7 +122,7 @@ class Training(ProgramTest):
         self.assertEqual(digest, summary["state_digest"])
 
     def test_biases_alone_are_trained(self):
-        """Of a linear layer whose weight is frozen, the bias has a gradient of its own."""
+        """The bias of a linear layer whose weight is frozen has a gradient of its own."""
         model = self.file("model/config.json", json.dumps(
             {"architectures": ["GPT2LMHeadModel"], "model_type": "gpt2", "vocab_size": 256, "n_embd": 36, "n_inner": 53,
              "n_layer": 2, "n_head": 3, "n_positions": 48, "n_ctx": 48}))
@@ -135,7 +135,7 @@ class Training(ProgramTest):
         self.assertLess(curve[-1], curve[0])
 
     def test_lists_of_subgroups_are_in_the_plan(self):
-        """What many small subgroups take more than a few large ones is no more than the plan says that it is."""
+        """Memory that many small subgroups take more than a few large ones is no more than the plan says."""
         model = self.file("model/config.json", json.dumps(
             {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 16384, "hidden_size": 256,
              "intermediate_size": 512, "num_hidden_layers": 8, "num_attention_heads": 4, "num_key_value_heads": 2,
@@ -175,7 +175,7 @@ class Training(ProgramTest):
         self.succeed(self.run_program("train", "--model", model, "--data", self.text, *SMALL, "--steps", "4", "--lr", "1e-3",
                                       "--grad-accum", "2", "--out", free))
         self.assertNotIn(self.summary(free)["state_digest"], digests)
-        # What was frozen goes out as it came in: as it was before the first step, which is that of any other run.
+        # Frozen weights go out as they came in: as they were before the first step, which is that of any other run.
         before, after = (self.embedding(run) for run in (self.started(model), out))
         self.assertEqual(before, after)
         self.assertNotEqual(before, self.embedding(free))

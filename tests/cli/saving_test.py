@@ -1,4 +1,4 @@
-"""What is saved, when the disk refuses, and when signals come."""
+"""Files of a save, when the disk refuses, and when signals come."""
 import json
 import os
 import resource
@@ -11,7 +11,7 @@ from program import PROGRAM, SMALL, TEXT, ProgramTest, main, wait_for
 
 class Saving(ProgramTest):
     def train_with_limit(self, file_bytes, *arguments):
-        """As if the disk had no more room for a file than that."""
+        """Trains on a disk that has no more room for a file than that."""
         def limit():
             resource.setrlimit(resource.RLIMIT_FSIZE, (file_bytes, file_bytes))
         return subprocess.run([PROGRAM, "train", "--model", "tiny-gpt2", "--data", str(self.text), *SMALL,
@@ -66,7 +66,7 @@ class Saving(ProgramTest):
                 self.assertEqual(reads[0], 4 * reads[1])
 
     def test_host_memory_stays_within_the_plan_in_every_state_format(self):
-        # Its largest parameter is most of it: whatever holds one more copy of that shows.
+        # The largest parameter is most of the model: whatever holds one more copy of that shows.
         model = self.file("wide.json", json.dumps(
             {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 60013, "hidden_size": 64,
              "intermediate_size": 96, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1,
@@ -264,7 +264,7 @@ class Saving(ProgramTest):
         self.succeed(self.train("--steps", "1", "--out", out))
         (checkpoint,) = (out / "checkpoints").iterdir()
         manifest = json.loads((checkpoint / "manifest.json").read_text())
-        manifest.update(model="", model_config={}, token_kind="", compute_key="")  # as OffloadEngine::save leaves them
+        manifest.update(model="", model_config={}, token_kind="", compute_key="")  # empty after OffloadEngine::save
         (checkpoint / "manifest.json").write_text(json.dumps(manifest))
         self.assertEqual(self.succeed(self.run_program("digest", checkpoint)).stdout.split()[0], manifest["state_digest"])
         for arguments in (["export", checkpoint, "--to", self.root / "to"], ["eval", "--model", checkpoint, "--data", self.text]):

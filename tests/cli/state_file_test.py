@@ -151,7 +151,7 @@ class StateFile(ProgramTest):
         flags = self.under_a_ceiling("--policy", "host")
         self.assertGreater(self.plan(*flags)["predicted"]["step_seconds"], 0)
         digest = self.train_in_file(self.root / "host", "--steps", "3", *flags)["state_digest"]
-        # What the device has room for need not go to a file.
+        # State that the device has room for need not go to a file.
         auto = self.root / "auto"
         self.succeed(self.train("--lr", "1e-3", "--steps", "3", *flags, "--policy", "auto", "--out", auto))
         self.assertEqual(self.summary(auto)["state_digest"], digest)

@@ -1,4 +1,4 @@
-"""Where standard output or standard error is closed, nothing that would go there lands in a file of tandem's own."""
+"""Closed standard output or standard error: nothing that would go there lands in a file of tandem's own."""
 import hashlib
 import struct
 import subprocess
@@ -8,7 +8,7 @@ from program import PROGRAM, SMALL, ProgramTest, main
 
 class ClosedStreams(ProgramTest):
     def run_closed(self, closed, *arguments):
-        """With the streams closed that the shell's words name."""
+        """Runs the program with the streams closed that the shell's words name."""
         return subprocess.run(["sh", "-c", f'exec "$@" {closed}', "sh", PROGRAM, *map(str, arguments)],
                               capture_output=True, text=True, timeout=300, env=self.environment())
 

@@ -80,12 +80,12 @@ def models():
 
 
 def as_transformers_4(config):
-    """The same description in the older spelling."""
+    """Description in the spelling of transformers 4."""
     rope = config.pop("rope_parameters", None)
     if rope is not None:
         if config["model_type"] == "gemma3_text":
             config["rope_local_base_freq"] = rope["sliding_attention"]["rope_theta"]
-        rope = rope.get("full_attention", rope)  # of OLMo 3 the others have none
+        rope = rope.get("full_attention", rope)  # layers of OLMo 3 with a window have no scaling
         if rope.get("partial_rotary_factor", 1.0) != 1.0:
             config["partial_rotary_factor"] = rope.pop("partial_rotary_factor")
         config["rope_theta"] = rope.pop("rope_theta", 10000.0)
@@ -153,7 +153,7 @@ class Transformers(ProgramTest):
                 with self.subTest(name, dtype=dtype, older=older):
                     folder = self.root / f"{name}-{dtype}"
                     stored = of_type(model, dtype)
-                    if dtype == torch.float16:  # what half cannot hold is another model
+                    if dtype == torch.float16:  # values that half cannot hold make another model
                         expected = self.loss(of_type(stored, torch.float32))
                     stored.save_pretrained(folder, max_shard_size=shard)
                     self.assertEqual((folder / "model.safetensors.index.json").exists(), shard == "20KB")

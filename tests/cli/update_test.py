@@ -1,4 +1,4 @@
-"""What a user asks of the update reaches it: every flag changes the run, and one step is what the formulas say."""
+"""Flags of the update reach it: every one changes the run, and one step is what the formulas say."""
 import array
 import itertools
 import json
@@ -36,7 +36,7 @@ class Flags(ProgramTest):
         self.assertEqual([flags for flags in digests.values() if len(flags) > 1], [])
 
     def test_the_rate_follows_its_schedule(self):
-        """From the flags to metrics.jsonl, by the formulas written once more."""
+        """Rates from the flags to metrics.jsonl, by the formulas written once more."""
         steps, peak, least, warmup = 9, 1e-3, 3e-5, 3
         shares = {"constant": lambda x: 1.0, "linear": lambda x: 1.0 - x,
                   "cosine": lambda x: 0.5 * (1.0 + math.cos(math.pi * x))}
@@ -107,7 +107,7 @@ class OneStep(ProgramTest):
         return out, [tokens[i] for i in range(len(tokens)) if i % length > 0 and masks[i // length][i % length]]
 
     def gradient(self, targets):
-        """Of each row of the embedding; the row's elements are all alike."""
+        """Gradient of each row of the embedding; a row's elements are all alike."""
         count = len(targets)
         return [BIAS * (1.0 / VOCABULARY - targets.count(v) / count) for v in range(VOCABULARY)]
 

@@ -30,7 +30,7 @@ class Flags(ProgramTest):
         self.refuse_train(2, ["--no-such-flag"], "--no-such-flag", "3")
 
     def test_words_that_are_no_utf8(self):
-        # They would go into config.toml and summary.json, which could not be read again.
+        # Such words would go into config.toml and summary.json, which could not be read again.
         for arguments in [("--out", os.fsencode(self.root) + b"/caf\xe9"), ("--freeze", b"\xff")]:
             result = subprocess.run([PROGRAM, "train", "--model", "tiny-gpt2", "--data", str(self.text), "--steps", "1",
                                      *arguments], capture_output=True, text=True, timeout=60)
@@ -123,7 +123,7 @@ class Flags(ProgramTest):
         self.refuse_train(2, ["--freeze", "matches no parameter"], "--freeze", "^lm_head")
         self.refuse_train(2, ["--freeze matches 2 of 16 experts", "block.0.mlp.experts.gate_proj.weight"], "--model", "tiny-moe",
                           "--freeze", r"experts\.[35]\.")
-        # So many paths that one after another they would take years.
+        # A pattern with so many paths that one after another they would take years.
         self.refuse_train(2, ["--freeze", "matches no parameter"], "--freeze", "(.*)*!")
         self.refuse_train(2, ["NUMA node 999"], "--numa-node", "999")
         self.refuse_train(2, ["--keep-best"], "--keep-best")
@@ -485,7 +485,7 @@ class Plans(ProgramTest):
         said = json.loads(result.stdout)
         self.assertFalse(said["fits"])
         self.assertEqual([said["model"], said["activations"]], ["tiny-gpt2", None])
-        # What it would need, as the table that is shown with the refusal has it.
+        # Memory that it would need, as in the table that is shown with the refusal.
         entries = {(e["name"], e["where"]): e["bytes"] for e in said["entries"]}
         self.assertEqual(said["device_bytes"], sum(b for (_, where), b in entries.items() if where == "device"))
         self.assertEqual(said["host_bytes"], sum(b for (_, where), b in entries.items() if where != "device"))

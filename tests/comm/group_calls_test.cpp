@@ -1,4 +1,4 @@
-// What ranks of a group have after each call.
+// Contents of every rank's memory after each call of a group.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -39,7 +39,7 @@ std::vector<std::vector<ByteRange>> divisions_for(int count) {
   std::vector<std::vector<ByteRange>> divisions = {
       parts_of(sizes_for(count, {1})), parts_of(sizes_for(count, {22, 55, 0})), parts_of(sizes_for(count, {0, 100003})),
       parts_of(sizes_for(count, {0})), parts_of(sizes_for(count, {55, 1, 22}), 3)};
-  // Where a part lies need not go by its rank.
+  // Places of parts need not go by ranks.
   divisions.push_back(divisions.back());
   std::reverse(divisions.back().begin(), divisions.back().end());
   return divisions;
@@ -74,7 +74,7 @@ TEST_P(GroupOf, GathersThePartsOfAll) {
   EXPECT_THAT(errors, Each(nullptr));
 }
 
-/// What rank `rank` gets: its part of each other rank's memory.
+/// Bytes that rank `rank` receives: its part of each other rank's memory.
 std::vector<std::byte> exchanged(int rank, int count, int round, ByteRange part) {
   std::vector<std::byte> values;
   for (int peer = 0; peer < count; ++peer) {
@@ -128,12 +128,30 @@ TEST_P(GroupOf, BroadcastsFromEveryRoot) {
   EXPECT_THAT(errors, Each(nullptr));
 }
 
+TEST_P(GroupOf, SendsFromAnyRankToAnyOtherAndToNoneBesides) {
+  TANDEM_RANKS_OR_SKIP(ranks, GetParam());
+  const int count = ranks.count();
+  const auto errors = ranks.run([&](int rank) {
+    for (int pair = 0; pair < count * count; ++pair) {
+      const int from = pair / count, to = pair % count;
+      for (const std::size_t bytes : {0U, 1U, 22U, 55U, 100003U}) {
+        const Channel channel = bytes % 2 == 0 ? Channel::engine : Channel::save;
+        std::vector<std::byte> values = values_of(rank, pair, bytes);
+        ranks.group(rank).send(channel, from, to, values);
+        EXPECT_EQ(values, values_of(rank == to ? from : rank, pair, bytes))
+            << from << " to " << to << ", rank " << rank;
+      }
+    }
+  });
+  EXPECT_THAT(errors, Each(nullptr));
+}
+
 TEST_P(GroupOf, KnowsItsRanks) {
   TANDEM_RANKS_OR_SKIP(ranks, GetParam());
   for (int rank = 0; rank < ranks.count(); ++rank) EXPECT_EQ(ranks.group(rank).rank(), (Rank{rank, ranks.count()}));
 }
 
-/// What a rank writes to and reads from in many rounds that are queued without a pause.
+/// Memory that a rank writes to and reads from in many rounds that are queued without a pause.
 struct Buffers {
   Buffers(Device& device, std::size_t bytes, std::size_t taken, int rounds)
       : gathered(device.allocate(bytes, "gathered")),

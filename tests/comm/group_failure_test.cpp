@@ -1,4 +1,4 @@
-// What becomes of a group in which something goes wrong: nobody waits for ever, and everybody is told the same.
+// Failures in a group: no rank waits for ever, and all ranks are told the same error.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -48,6 +48,10 @@ struct Caller {
     std::vector<std::byte> values(bytes);
     ranks.group(rank).broadcast(channel, root, values);
   }
+  void send(int sender, int receiver, std::size_t bytes = 10) {
+    std::vector<std::byte> values(bytes);
+    ranks.group(rank).send(Channel::save, sender, receiver, values);
+  }
   static std::byte* bytes_of(const MemoryBlock& block) { return static_cast<std::byte*>(block.data()); }
 
   testing::Ranks& ranks;
@@ -56,7 +60,7 @@ struct Caller {
   MemoryBlock block, to;
 };
 
-/// That every call of every rank throws an error with this text from now on.
+/// Checks that every call of every rank throws an error with this text from now on.
 template <class Kind>
 void expect_ended(testing::Ranks& ranks, const std::string& text) {
   for (int rank = 0; rank < ranks.count(); ++rank) {
@@ -65,6 +69,7 @@ void expect_ended(testing::Ranks& ranks, const std::string& text) {
     EXPECT_THAT([&] { caller.all_to_all(); }, ThrowsMessage<Kind>(HasSubstr(text))) << rank;
     EXPECT_THAT([&] { caller.broadcast(Channel::engine); }, ThrowsMessage<Kind>(HasSubstr(text))) << rank;
     EXPECT_THAT([&] { caller.broadcast(Channel::save); }, ThrowsMessage<Kind>(HasSubstr(text))) << rank;
+    EXPECT_THAT([&] { caller.send(0, 0); }, ThrowsMessage<Kind>(HasSubstr(text))) << rank;
     ranks.device(rank).synchronize(ranks.stream(rank));
   }
 }
@@ -89,7 +94,7 @@ TEST_F(GroupFailure, OfOneRankWakesAll) {
   expect_ended<DeviceError>(ranks, "rank 4 failed: cuda:0: device lost");
 }
 
-/// Who waits also looks from time to time, so that all the rest would be told, but late.
+/// A waiting rank also looks from time to time, so that all the rest would be told, but late.
 TEST_F(GroupFailure, WakesAtOnce) {
   auto quickest = std::chrono::steady_clock::duration::max();
   for (int i = 0; i < 5; ++i) {
@@ -231,8 +236,8 @@ TEST_F(GroupFailure, IsNotARankThatComesWhileOthersCome) {
 
 struct Disagreement {
   std::string name;
-  std::function<void(Caller&)> call;        ///< of ranks 0 and 2
-  std::function<void(Caller&)> other_call;  ///< of rank 1
+  std::function<void(Caller&)> call;        ///< call of ranks 0 and 2
+  std::function<void(Caller&)> other_call;  ///< call of rank 1
   std::string says;
 };
 
@@ -250,23 +255,28 @@ TEST_P(Disagreeing, CallsAreMisuseOnEveryRank) {
   expect_ended<MisuseError>(ranks, GetParam().says);
 }
 
-INSTANTIATE_TEST_SUITE_P(Of, Disagreeing,
-                         ::testing::Values(Disagreement{"Kinds", [](Caller& c) { c.all_gather(); },
-                                                        [](Caller& c) { c.all_to_all(); },
-                                                        "rank 1 calls all_to_all of bytes [0, 10) [10, 20) [20, 30)"},
-                                           Disagreement{"Parts", [](Caller& c) { c.all_gather(); },
-                                                        [](Caller& c) {
-                                                          c.parts[1].end = 19;
-                                                          c.all_gather();
-                                                        },
-                                                        "rank 1 calls all_gather of bytes [0, 10) [10, 19) [20, 30)"},
-                                           Disagreement{"Roots", [](Caller& c) { c.broadcast(Channel::save, 0); },
-                                                        [](Caller& c) { c.broadcast(Channel::save, 1); },
-                                                        "rank 1 calls broadcast of 10 bytes from rank 1"},
-                                           Disagreement{"Sizes", [](Caller& c) { c.broadcast(Channel::engine, 2, 10); },
-                                                        [](Caller& c) { c.broadcast(Channel::engine, 2, 9); },
-                                                        "rank 1 calls broadcast of 9 bytes from rank 2"}),
-                         [](const auto& each) { return each.param.name; });
+INSTANTIATE_TEST_SUITE_P(
+    Of, Disagreeing,
+    ::testing::Values(Disagreement{"Kinds", [](Caller& c) { c.all_gather(); }, [](Caller& c) { c.all_to_all(); },
+                                   "rank 1 calls all_to_all of bytes [0, 10) [10, 20) [20, 30)"},
+                      Disagreement{"Parts", [](Caller& c) { c.all_gather(); },
+                                   [](Caller& c) {
+                                     c.parts[1].end = 19;
+                                     c.all_gather();
+                                   },
+                                   "rank 1 calls all_gather of bytes [0, 10) [10, 19) [20, 30)"},
+                      Disagreement{"Roots", [](Caller& c) { c.broadcast(Channel::save, 0); },
+                                   [](Caller& c) { c.broadcast(Channel::save, 1); },
+                                   "rank 1 calls broadcast of 10 bytes from rank 1"},
+                      Disagreement{"Sizes", [](Caller& c) { c.broadcast(Channel::engine, 2, 10); },
+                                   [](Caller& c) { c.broadcast(Channel::engine, 2, 9); },
+                                   "rank 1 calls broadcast of 9 bytes from rank 2"},
+                      Disagreement{"Receivers", [](Caller& c) { c.send(2, 0); }, [](Caller& c) { c.send(2, 1); },
+                                   "rank 1 calls send of 10 bytes from rank 2 to rank 1"},
+                      Disagreement{"OneReceiverAndAll", [](Caller& c) { c.send(2, 0); },
+                                   [](Caller& c) { c.broadcast(Channel::save, 2); },
+                                   "rank 1 calls broadcast of 10 bytes from rank 2"}),
+    [](const auto& each) { return each.param.name; });
 
 TEST_F(GroupFailure, IsASecondCallOfARankThatIsInOne) {
   TANDEM_RANKS_OR_SKIP(ranks, 2);
@@ -302,7 +312,11 @@ TEST_F(GroupFailure, IsWhatMakesNoSense) {
   }
   TANDEM_RANKS_OR_SKIP(ranks, 2);
   EXPECT_THAT([&] { Caller(ranks, 0).broadcast(Channel::save, 2); },
-              ThrowsMessage<MisuseError>(HasSubstr("there is no rank 2")));
+              ThrowsMessage<MisuseError>(HasSubstr("there is no rank 2 to broadcast")));
+  EXPECT_THAT([&] { Caller(ranks, 0).send(-1, 0); },
+              ThrowsMessage<MisuseError>(HasSubstr("there is no rank -1 to send")));
+  EXPECT_THAT([&] { Caller(ranks, 0).send(0, 2); },
+              ThrowsMessage<MisuseError>(HasSubstr("there is no rank 2 to send to")));
 }
 
 // -- memory -------------------------------------------------------------------------------------------
@@ -332,7 +346,7 @@ TEST_F(GroupFailure, AtAnyTimeLeavesNobodyReading) {
         for (;;) ranks.group(rank).all_gather(static_cast<std::byte*>(block.data()), parts, ranks.stream(rank));
       } catch (const DeviceError&) {
         talker.join();
-        // Its own work is its own affair; a copy of memory that is gone would fail it.
+        // The rank waits for its own work, whose copies would fail on memory that is gone.
         ranks.device(rank).synchronize(ranks.stream(rank));
       }
     });

@@ -13,14 +13,13 @@
 
 #include "core/base/error.hpp"
 #include "core/device/group.hpp"
+#include "tests/comm/connect.hpp"
 
 namespace tandem::testing {
 
 /// A device for each rank, with streams that lag at random. The program is linked with a file that opens them. Empty
 /// where this machine has none: the test is to be skipped.
 std::vector<std::unique_ptr<Device>> open_group_devices(int ranks, std::uint64_t seed);
-/// Members of a group of these devices, by rank. The program is linked with a file that says how they are connected.
-std::vector<std::unique_ptr<Group>> connect(std::span<Device* const> devices, double watchdog_seconds);
 /// Uses of memory that the devices did not like and told nobody of.
 std::vector<std::string> complaints_of_devices();
 

@@ -1,4 +1,4 @@
-// What takes a device that can be told when to fail and when to wait.
+// Tests of a group that need a device which can be told when to fail and when to wait.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -113,7 +113,7 @@ TEST_F(HostGroup, ACallThatFailsEndsOnceNobodyReads) {
   const MemoryBlock shown = devices_[2]->allocate(3 * part, "shown");
   const auto errors = run([&](std::size_t rank) {
     try {
-      // Where rank 2 takes to is no memory of its device.
+      // Rank 2 receives into memory that is not its device's.
       std::byte* const to = rank == 2 ? nullptr : bytes_of(blocks_[rank]);
       groups_[rank]->all_to_all(rank == 2 ? bytes_of(shown) : bytes_of(blocks_[rank]), parts_, to, streams_[rank]);
     } catch (...) {
@@ -129,7 +129,7 @@ TEST_F(HostGroup, ACallThatFailsEndsOnceNobodyReads) {
   EXPECT_NO_THROW(devices_[1]->synchronize(streams_[1])) << "what it read was there";
 }
 
-/// Its stream has failed since the call: it cannot know by that when the others have read.
+/// The stream of the member has failed since the call: it cannot know by that when the others have read.
 TEST_F(HostGroup, AMemberThatGoesWaitsUntilNobodyReads) {
   EXPECT_THAT(run([&](std::size_t rank) { all_gather(rank); }), Each(nullptr));
   devices_[0]->enqueue(streams_[0], "bad", [] { throw DeviceError("bit flipped"); });

@@ -148,7 +148,7 @@ TEST(MemoryPlan, UnpinsItsLastPinnedBytes) {
   none.unpin(0);
   EXPECT_EQ(bytes(none), bytes(plan));
   MemoryPlan part = plan;
-  part.unpin(257);  // of the arena's alignment
+  part.unpin(257);  // rounded up to 512, by the alignment of the arena
   EXPECT_EQ(bytes(part), (std::array<std::size_t, 3>{512, 2560, 768}));
   ASSERT_EQ(part.entries.size(), 5U);
   EXPECT_EQ(part.entries[2].name, "state");

@@ -1,5 +1,5 @@
 #pragma once
-// Which pages of memory the system has provided.
+// Pages of memory that the system has provided.
 #include <gtest/gtest.h>
 #include <sys/mman.h>
 #include <unistd.h>

@@ -11,9 +11,9 @@
 namespace tandem {
 namespace {
 
-/// Of the calling thread, in nanoseconds: what the kernel tells of ordinary threads from 6.12 on; 0 before.
+/// Time slice of the calling thread, in nanoseconds. The kernel reports it for ordinary threads from 6.12 on; 0 before.
 std::uint64_t slice_of_time() {
-  std::array<std::uint64_t, 6> attributes{};  // as in sched_attr(2), of which the fourth word is it
+  std::array<std::uint64_t, 6> attributes{};  // attributes of sched_attr(2), the fourth of which is the slice
   EXPECT_EQ(::syscall(SYS_sched_getattr, 0, attributes.data(), sizeof(attributes), 0), 0);
   return attributes[3];
 }

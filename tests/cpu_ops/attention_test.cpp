@@ -326,7 +326,7 @@ TEST_P(AttentionWindow, GradientsReachNoFurther) {
   for (std::int64_t i = 2 * dim; i < width; ++i) EXPECT_NE(results.d.buffer.get(reached * width + i), 0.0) << i;
 }
 
-/// What is not a number would show in every sum that it was part of, with whatever weight.
+/// Blocks outside of the window hold NaNs, which would show in every sum that they were part of, with whatever weight.
 TEST_P(AttentionWindow, BlocksOutsideOfItAreLeftOut) {
   const std::int64_t block = 64, last = 2 * block;
   const Results clean(in_, dout_, shape_);

@@ -40,7 +40,7 @@ inline Routed<Tensor> routed(const ExpertSizes& s, const Tensor& logits, bool no
   return r;
 }
 
-/// With which some expert has no token, where there are enough.
+/// Logits with which some expert has no token, where there are enough.
 inline Tensor logits_of(const ExpertSizes& s, unsigned seed) {
   Random random(seed);
   Tensor logits = random.tensor(DType::f32, {s.tokens, s.experts});

@@ -78,7 +78,7 @@ TEST(ExpertChoice, IsOfDifferentExpertsWhateverTheLogits) {
     Routed<Tensor> r = room_for(OddLogits::sizes);
     fast::route(*arenas().back(), odd.logits, normalized, r);
     EXPECT_SAME_BITS(r.experts, odd.chosen);
-    EXPECT_TRUE(std::isnan(r.weights.get(3)));  // what is not a number is not hidden
+    EXPECT_TRUE(std::isnan(r.weights.get(3)));  // a NaN is not hidden
   }
 }
 

@@ -53,7 +53,7 @@ TEST_P(Fp8Op, TheLargestDecidesTheScale) {
     fast::quantize(*arenas()[0], x, matrix_over(values, GetParam()));
     const double before = -x.get(77), after = -values.get(77);
     ASSERT_TRUE(std::isfinite(after)) << bits;
-    if (before < 1e-25 || before > 2.97e38) continue;  // where scales are no smaller, or no larger
+    if (before < 1e-25 || before > 2.97e38) continue;  // range in which the scale is not clamped
     const double step = GetParam() == Fp8Format::e4m3 ? 1.0 / 16 : 1.0 / 8;
     ASSERT_NEAR(after, before, step * before) << bits;
   }

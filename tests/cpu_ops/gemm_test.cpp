@@ -56,7 +56,7 @@ struct Matrices {
 struct Product {
   const char* name;
   Op op_a, op_b;
-  std::int64_t most_rows, most_columns;  ///< that the layers' tiles have
+  std::int64_t most_rows, most_columns;  ///< most rows and columns of the layers' tiles
 };
 constexpr Product products[] = {{"Forward", Op::plain, Op::transposed, 516, 128},
                                 {"Input", Op::plain, Op::plain, 516, 128},

@@ -140,6 +140,39 @@ TEST(HostDeviceCopies, OfABufferFreedWhileQueuedFailTheStream) {
 
 // -- emulated link ------------------------------------------------------------------------------------
 
+TEST(EmulatedLink, IsThatOfCopiesFromPeersToo) {
+  HostDeviceOptions options = small();
+  const auto device_with = [&](double link) {
+    options.link_bytes_per_second = link;
+    return std::make_unique<HostDevice>(options);
+  };
+  constexpr std::size_t bytes = 1000000;  // 50 ms at 20 MB/s
+  const auto timed = [&](double link_of_peer, double own_link, std::size_t down, std::size_t within) {
+    const auto peer = device_with(link_of_peer), device = device_with(own_link);
+    const MemoryBlock theirs = peer->allocate(bytes, "theirs"), ours = device->allocate(2 * bytes, "ours");
+    std::vector<std::byte> host(bytes);
+    const Stream copies = device->make_stream("copies"), loads = device->make_stream("loads");
+    const auto begin = std::chrono::steady_clock::now();
+    device->copy_from(*peer, ours.data(), theirs.data(), bytes, copies);
+    device->copy(static_cast<std::byte*>(ours.data()) + bytes, host.data(), down, CopyKind::host_to_device, loads);
+    device->copy_from(*device, static_cast<std::byte*>(ours.data()) + bytes, ours.data(), within, copies);
+    device->synchronize(copies);
+    device->synchronize(loads);
+    return std::chrono::steady_clock::now() - begin;
+  };
+  EXPECT_GE(timed(20e6, 0, 0, 0), 49ms) << "up the peer's link";
+  EXPECT_GE(timed(0, 20e6, 0, 0), 49ms) << "down its own";
+  EXPECT_GE(timed(0, 20e6, bytes, 0), 99ms) << "which others share";
+  // A busy machine can only delay: the best of a few tries shows what does not wait.
+  auto both = 1s * 100.0, inside = both;
+  for (int i = 0; i < 5; ++i) {
+    both = std::min<decltype(both)>(both, timed(20e6, 20e6, 0, 0));
+    inside = std::min<decltype(inside)>(inside, timed(0, 20e6, 0, bytes));
+  }
+  EXPECT_LT(both, 90ms) << "both links at once";
+  EXPECT_LT(inside, 90ms) << "within a device";
+}
+
 TEST(EmulatedLink, IsSharedByStreamsAndIndependentPerDirection) {
   HostDeviceOptions options = small();
   options.link_bytes_per_second = 20e6;

@@ -1,5 +1,5 @@
 #pragma once
-// What the tests of the host device share.
+// Helpers that the tests of the host device share.
 #include <atomic>
 #include <chrono>
 #include <cstddef>

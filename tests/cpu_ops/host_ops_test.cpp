@@ -27,7 +27,7 @@ class HostOpsTest : public ::testing::Test {
     for (auto& [name, work] : queue_) work();
     queue_.clear();
   }
-  /// What the call throws, or "" where it does not throw MisuseError.
+  /// Message of the MisuseError that the call throws, or "" where it throws none.
   template <class Call>
   static std::string refusal(const Call& call) {
     try {

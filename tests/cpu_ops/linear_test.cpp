@@ -58,16 +58,16 @@ TEST_P(Linear, ForwardIsTheReference) {
 TEST_P(Linear, BackwardOfTheInputIsTheReference) {
   for (const Sizes& s : all_sizes) {
     SCOPED_TRACE(s.rows);
-    for (const bool accumulate : {false, true}) {
+    for (const auto& [accumulate, type] : {std::pair(false, GetParam()), {true, GetParam()}, {true, DType::f32}}) {
       Random random(2);
       const Tensor dy = random.tensor(GetParam(), {s.rows, s.out}), w = random.tensor(DType::bf16, {s.out, s.in});
-      const Tensor before = random.tensor(GetParam(), {s.rows, s.in});
+      const Tensor before = random.tensor(type, {s.rows, s.in});
       Tensor expected = before;
       reference::linear_backward_input(dy, w, expected, accumulate);
       const Tensor dx = on_all_threads(
           s, GetParam(), [&] { return before; },
-          [&](Parallel& p, const fast::Workspace& lent, Tensor& out) {
-            fast::linear_backward_input(p, lent, dy, w, out, accumulate);
+          [&, adds = accumulate](Parallel& p, const fast::Workspace& lent, Tensor& out) {
+            fast::linear_backward_input(p, lent, dy, w, out, adds);
           });
       EXPECT_CLOSE(dx, expected);
     }
@@ -267,7 +267,7 @@ TEST_P(HeadLossTest, AGradientOfTheWeightInSlicesHasTheSameBits) {
   }
 }
 
-// Of a table that is the embedding's too. More tokens than the vocabulary has, and fewer.
+// Gradient of a weight that is the embedding table too, with more tokens than the vocabulary has, and with fewer.
 TEST_P(HeadLossTest, RowsOfTokensAreThoseOfTheWeightBeforeTheyAreRounded) {
   Random random(5);
   const Tensor x = random.tensor(dtype_, {rows_, channels_}),

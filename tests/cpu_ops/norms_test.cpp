@@ -89,7 +89,7 @@ TEST_P(Norms, RmsNormForwardAndBackwardAreTheReference) {
         fast::rms_norm(*arena, x, w, y, r, eps);
         EXPECT_CLOSE(y, y_expected);
         EXPECT_CLOSE(r, rstd);
-        // In place where it overwrites, as the contract allows.
+        // dx takes the memory of dy where it overwrites, as the contract allows.
         fast::rms_norm_backward(*arena, accumulate ? dy : dx, x, w, rstd, dx, accumulate, dw);
         // A lone channel is normalised to its sign: the gradient is what rounding leaves of zero.
         if (shape[1] > 1) EXPECT_CLOSE(dx, dx_expected);

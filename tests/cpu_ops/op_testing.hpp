@@ -54,7 +54,7 @@ class Tensor {
   std::vector<std::uint8_t> bytes_;
 };
 
-/// To bf16.
+/// Values rounded to bf16.
 Tensor rounded(const Tensor& sums);
 
 class Random {
@@ -93,7 +93,7 @@ class LentWorkspace {
 /// Largest difference relative to the largest magnitude of `expected`.
 double relative_error(const Tensor& actual, const Tensor& expected);
 
-/// What fp32 sums of a few hundred terms, or one bf16 rounding, may differ by.
+/// Largest relative error of fp32 sums of a few hundred terms, or of one rounding to bf16.
 inline double tolerance(DType dtype) { return dtype == DType::f32 ? 4e-6 : 6e-3; }
 
 #define EXPECT_CLOSE(actual, expected)                                                                               \

@@ -31,7 +31,7 @@ struct PackedRecords {
       EXPECT_EQ(at, sequence) << "records of a test that do not fill row " << row;
     }
   }
-  /// On the host.
+  /// View of the records, on the host.
   RecordsView view() const { return {first.view().as<std::int32_t>(), end.view().as<std::int32_t>()}; }
 
   std::vector<PackedRecord> all;

@@ -140,7 +140,7 @@ TEST(MakeParallel, OfANodeLetsItsWorkersGoAtItsEnd) {
     });
     const int calls = round < 20 ? 20 : 400;
     by_workers += run_slowly(
-        *make_parallel(2, node), [](bool) {}, calls);  // which ends with workers inside
+        *make_parallel(2, node), [](bool) {}, calls);  // its work ends while workers are inside
     run_slowly(*anywhere, [&](bool is_worker) {
       if (is_worker && narrowed && processors_of_this_thread() != 1) ++still_bound;
     });

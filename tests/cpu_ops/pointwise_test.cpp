@@ -78,7 +78,7 @@ TEST_P(Pointwise, ActivationsWithAGateAreTheFormulaAlsoInPlace) {
   }
 }
 
-/// What an activation with a gate makes of one value of each: which formula it is, in double.
+/// Values of both gated activations beside their formulas in double.
 TEST(GatedReference, AreTheFormulasOfTheirNames) {
   Tensor gate(DType::f32, {3}), up(DType::f32, {3}), y(DType::f32, {3});
   for (const float g : {-1.5F, 0.25F, 2.0F}) {
@@ -205,7 +205,7 @@ TEST_P(Embedding, ItsGradientInBf16IsTheSumRoundedOnce) {
   }
 }
 
-// Of a table that the head has written: what rows of tokens were before they were rounded, plus the embedding's.
+// Gradient of a table that the head has written: rows of tokens before they were rounded, plus the embedding's.
 TEST_P(Embedding, ItsGradientGoesOnFromRowsOfTokens) {
   const std::int64_t vocabulary = 101, sequence = 37, tokens = 3 * sequence;
   for (const std::int64_t channels : {1, 52, 256, 301}) {
@@ -214,7 +214,7 @@ TEST_P(Embedding, ItsGradientGoesOnFromRowsOfTokens) {
     Tensor sums = random.tensor(DType::f32, {vocabulary, channels}), rows(DType::f32, {tokens, channels});
     const Tensor head = rounded(sums);
     std::vector<bool> seen(vocabulary);
-    for (std::int64_t i = 0; i < tokens; ++i) {  // those of a token's later places are not looked at
+    for (std::int64_t i = 0; i < tokens; ++i) {  // rows of a token's later places are not read
       const auto token = static_cast<std::size_t>(ids.view().as<std::int32_t>()[i]);
       for (std::int64_t c = 0; c < channels; ++c) {
         const double first = sums.get(static_cast<std::int64_t>(token) * channels + c);

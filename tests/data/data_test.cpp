@@ -186,7 +186,7 @@ TEST_F(Data, ADigestIsOfContentNotOfNames) {
   EXPECT_NE(masked, plain);
   file<std::uint8_t>("a.mask.bin", {1, 0, 1});
   EXPECT_NE(digest(bin), masked);
-  std::vector<std::uint16_t> many(9'000'000, 5);  // of several blocks
+  std::vector<std::uint16_t> many(9'000'000, 5);  // as long as several blocks of the digest
   const std::string before = digest(file("m.bin", many));
   many[8'999'999] = 6;
   EXPECT_NE(digest(file("m.bin", many)), before);
@@ -407,7 +407,7 @@ TEST_F(Data, RowsAreNeverJoinedAndPaddingIsNoTarget) {
   const auto bin = file<std::uint16_t>("a.bin", {1, 2, 3, 0, 4, 5, 0, 0});
   file<std::uint8_t>("a.mask.bin", {0, 1, 1, 0, 0, 1, 0, 0});
   text("a.json", R"({"dtype": "uint16", "layout": "rows", "row_length": 4, "vocab_size": 6, "tokens": 8})");
-  const TokenSource source({root_}, {6, {}});  // as a folder: neither mask nor description is data
+  const TokenSource source({root_}, {6, {}});  // named by its folder: neither mask nor description is data
   EXPECT_EQ(source.layout(), TokenLayout::rows);
   EXPECT_EQ(require_windows(source, 5), 2);
   std::vector<std::int32_t> inputs(5);

@@ -91,7 +91,7 @@ def tandem_commands():
 
 
 class Folder:
-    """What pages speak of, made small: text, a run with a checkpoint, a model, token files."""
+    """Files that pages speak of, made small: text, a run with a checkpoint, a model, token files."""
 
     def __init__(self, root):
         self.root = root
@@ -105,7 +105,7 @@ class Folder:
         self.make("train", "--model", "tiny-llama", "--data", "corpus", "--seq-len", "64", "--steps", "2", "--out", "run",
                   "--device", "host", "--threads", "1", "--update-threads", "1")
         self.make("export", "run", "--to", "model")
-        for name in ("config.json",):  # of longer sequences, and of token ids
+        for name in ("config.json",):  # a model of longer sequences, and of token ids
             text = (root / "model" / name).read_text()
             text = re.sub(r'"max_position_embeddings": \d+', '"max_position_embeddings": 4096', text)
             (root / "model" / name).write_text(re.sub(r',\s*"tandem_token_kind": "bytes"', "", text))

@@ -1,4 +1,4 @@
-"""What the tests of the documentation share: which pages there are, and their parts."""
+"""Parts that the tests of the documentation share: which pages there are, and their parts."""
 import re
 from pathlib import Path
 

@@ -35,7 +35,7 @@ PLANTED = [
     ("docs/trace.md", "- `fold_gradient` of pieces", "stale"),
     ("docs/performance-model.md", "The simulator walks the same unfolder.", "stale"),
     ("bench/results/README.md", "\n| file | on the H100 | on the H200 |\n|---|---|---|\n| `gpu-nothing.json` | all | |", "table"),
-    # What is right must pass, or the check would prove nothing.
+    # Right texts must pass, or the check would prove nothing.
     ("README.md", "See [the bundle](docs/cuda.md#the-bundle), [this](#further) and [a site](https://example.org/x).", None),
     ("docs/cuda.md", "It has run on an H100. What has run is in `bench/results/README.md`.", None),
     ("docs/cuda.md", "Nothing runs on a default stream of the GPU, and no GPU is needed to plan.", None),

@@ -7,7 +7,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   return fuzz::expect(ExitCode::usage, [&] {
     TrainConfig config;
     read_config_toml(file.path(), config);
-    // What was accepted is written as a file that is accepted, and means the same.
+    // An accepted configuration is written as a file that is accepted, and means the same.
     const std::string text = config_toml(config);
     const fuzz::InputFile written(text, ".written.toml");
     TrainConfig again;

@@ -1,6 +1,6 @@
 #pragma once
-// What the targets share. A target takes bytes for what a user's file holds; whatever they are, reading them ends
-// well or throws the error that the program turns into one line. Anything else is a find.
+// Helpers that the fuzz targets share. A target takes bytes for what a user's file holds; whatever they are, reading
+// them ends well or throws the error that the program turns into one line. Anything else is a find.
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <unistd.h>

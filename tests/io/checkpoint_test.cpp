@@ -124,7 +124,7 @@ TEST_F(CheckpointFiles, NoticesOneFlippedBit) {
   EXPECT_THAT(refusal(directory), HasSubstr("another content"));
 }
 
-/// What `stream` hands out, checked to be each value once, in pieces that follow each other.
+/// Arrays that `stream` hands out, checked to have each value once, in pieces that follow each other.
 std::vector<std::vector<float>> streamed(const Checkpoint& checkpoint) {
   std::vector<std::vector<float>> arrays(3 * checkpoint.manifest().parameters.size());
   checkpoint.stream([&](std::size_t index, StateArray array, std::int64_t first, std::span<const float> values) {
@@ -274,7 +274,8 @@ TEST_F(CheckpointFiles, NeverRemovesTheLastGoodOne) {
     return names;
   };
   for (std::int64_t step = 1; step <= 3; ++step) save(step);
-  fs::resize_file(root_ / "step-00000003" / "state.safetensors", 100);  // what resuming has passed over
+  fs::resize_file(root_ / "step-00000003" / "state.safetensors", 100);  // a damaged checkpoint, which resuming has
+                                                                        // passed over
   fs::remove(root_ / "step-00000002" / "manifest.json");
   prune_checkpoints(root_, {.keep = 2, .written = {}});
   EXPECT_THAT(left(), ::testing::IsSupersetOf({"step-00000001"}));  // damaged ones do not count

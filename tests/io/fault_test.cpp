@@ -79,7 +79,7 @@ class FaultyFiles final : public QuickFiles {
   }
   int rename(const fs::path& from, const fs::path& to) override {
     if (strikes()) return EROFS;
-    keep(to);  // what it takes the place of
+    keep(to);  // the file that is replaced
     const int error = FileOps::rename(from, to);
     if (error == 0) changes_.push_back({to, from});
     return error;
@@ -106,8 +106,8 @@ class FaultyFiles final : public QuickFiles {
     return 0;
   }
 
-  /// What a power cut does: bytes that were written and not flushed are gone, and every name is where it was before
-  /// the changes to its folder that were not flushed.
+  /// Effect of a power cut: bytes that were written and not flushed are gone, and every name is where it was before the
+  /// changes to its folder that were not flushed.
   void lose_unflushed() {
     for (const auto& [fd, file] : open_) {
       FileOps::close(fd);
@@ -145,7 +145,7 @@ class FaultyFiles final : public QuickFiles {
     fs::rename(path, aside);
     changes_.push_back({path, aside, true});
   }
-  /// Where a path of the time after the first `changes` is now.
+  /// Present path of what had this path after the first `changes` changes.
   fs::path now(fs::path path, std::size_t changes) const {
     for (std::size_t i = changes; i < changes_.size(); ++i) {
       const Change& change = changes_[i];

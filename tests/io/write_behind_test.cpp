@@ -42,7 +42,7 @@ class CountedFiles final : public FileOps {
   int fails_at = -1;
   int error = ENOSPC;  ///< 0: half of the bytes
   bool refuses_direct = false;
-  bool direct_fails_late = false;  ///< as file systems that say so with the first write
+  bool direct_fails_late = false;  ///< some file systems refuse with the first write only
   int writes = 0;
   int direct_writes = 0;
 
@@ -72,7 +72,7 @@ class Written : public ::testing::Test {
   fs::path file_ = fs::path(::testing::TempDir()) / ("tandem_write_behind_" + std::to_string(::getpid()));
   void TearDown() override { fs::remove(file_); }
 
-  /// In parts of odd sizes. Returns the hash.
+  /// Writes in parts of odd sizes. Returns the hash.
   std::string write(const std::string& bytes, FileOps& ops, FileWay way = FileWay::direct) {
     FileWriter writer(file_, ops, way);
     std::size_t part = 1;

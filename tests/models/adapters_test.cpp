@@ -39,6 +39,13 @@ void leave_out_experts(LoraConfig& lora) {
   }
 }
 
+/// Linear layers of every block, with a mixture's router.
+std::vector<LinearLayer> layers_of(const ModelConfig& config) {
+  std::vector<LinearLayer> layers = linear_layers(config);
+  if (config.experts > 0) layers.push_back({router_module, config.experts, config.width});
+  return layers;
+}
+
 /// The module that a linear layer's adapter belongs to; null: none has one.
 const AdapterModule* module_of(const std::vector<AdapterModule>& modules, const ModelConfig& config, std::int64_t block,
                                const LinearLayer& of) {
@@ -149,7 +156,7 @@ class AdaptersOf : public ::testing::TestWithParam<std::string> {
     const ParameterLayout layout = layout_of(config);
     const std::vector<AdapterModule> modules = adapter_modules(config);
     for (std::int64_t block = 0; block < config.layers; ++block) {
-      for (const LinearLayer& of : linear_layers(config)) {
+      for (const LinearLayer& of : layers_of(config)) {
         const AdapterModule* const module = module_of(modules, config, block, of);
         if (module == nullptr) continue;
         const Parameter& p = rig->parameters().layout().parameter(weight_name(block, of));
@@ -192,8 +199,8 @@ void AdaptersOf::expect_gradients_of_the_sum(const ModelConfig& config) {
   const std::vector<AdapterModule> modules = adapter_modules(config);
   for (std::int64_t block = 0; block < config.layers; ++block) {
     const std::string in_block = "block." + std::to_string(block) + ".";
-    std::map<std::string, std::vector<float>> of_a;  // of layers that share A, the sum
-    for (const LinearLayer& of : linear_layers(config)) {
+    std::map<std::string, std::vector<float>> of_a;  // gradients of A, each summed over the layers that share it
+    for (const LinearLayer& of : layers_of(config)) {
       const std::string name = weight_name(block, of);
       const std::vector<float> dsum = expected->parameters().gradient(expected->parameters().layout().parameter(name));
       EXPECT_LE(relative_distance(gradient(name), dsum), bar) << name;
@@ -224,7 +231,7 @@ TEST_P(AdaptersOf, AnotherRankOfABlockIsPaddingOfZeros) {
   ModelConfig wide = narrow;
   for (LoraModule& module : wide.lora->modules.at(0)) {
     module.rank = rank + 2;
-    module.alpha = alpha * (rank + 2) / rank;  // the same scale
+    module.alpha = alpha * (rank + 2) / rank;  // alpha for the same scale
   }
   Rig expected(narrow, shape), ours(wide, shape);
   load(expected);

@@ -21,7 +21,7 @@ const std::string gpt2_text = R"({
   "layer_norm_epsilon": 1e-05, "initializer_range": 0.02, "resid_pdrop": 0.1,
   "task_specific_params": {"text-generation": {"do_sample": true}}})";
 
-// As transformers 4 writes it.
+// config.json in the spelling of transformers 4.
 const std::string llama_text = R"({
   "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu", "torch_dtype": "bfloat16",
   "attention_bias": false, "mlp_bias": false, "vocab_size": 128256, "max_position_embeddings": 131072,
@@ -163,7 +163,8 @@ TEST(HfConfig, PublishedFilesGiveTheBuiltinShapes) {
   expect_same(parsed(gemma3_seeing_text), builtin_model("gemma3-4b"));
 }
 
-// What stands beside the text's part, and that its files have other tensors, too. What is written is a model of text.
+// config.json of a model that sees: the part for text is read, with the facts beside it; its files have other tensors,
+// too. The written description is that of a model of text.
 TEST(HfConfig, OfAModelThatSeesThePartOfTextIsRead) {
   const ModelConfig c = parsed(gemma3_seeing_text);
   EXPECT_TRUE(c.is_multimodal);
@@ -185,10 +186,10 @@ TEST(HfConfig, GemmasFieldsAreRead) {
   EXPECT_EQ(parsed(gemma3("query_pre_attn_scalar", "168")).attention_scale, 1.0 / std::sqrt(168.0));
   EXPECT_EQ(parsed(gemma3("hidden_size", "640")).embedding_factor, std::sqrt(640.0));
   EXPECT_EQ(parsed(gemma3("rope_local_base_freq", "500")).window_theta, 500.0);
-  EXPECT_EQ(parsed(gemma3("rope_local_base_freq", "1000000")).window_theta, std::nullopt);  // as the others'
+  EXPECT_EQ(parsed(gemma3("rope_local_base_freq", "1000000")).window_theta, std::nullopt);  // one base for all
   const ModelConfig five = parsed(gemma3("rope_parameters", R"({
     "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 300.0},
-    "sliding_attention": {"rope_type": "default", "rope_theta": 20.0}})"));                 // of transformers 5
+    "sliding_attention": {"rope_type": "default", "rope_theta": 20.0}})"));                 // names of transformers 5
   EXPECT_EQ(five.rope_theta, 300.0);
   EXPECT_EQ(five.window_theta, 20.0);
   EXPECT_EQ(std::get<LinearRopeScaling>(*five.rope_scaling).factor, 8.0);
@@ -272,11 +273,11 @@ TEST(HfConfig, ExpertsAreRead) {
   EXPECT_EQ(qwen3.expert_names, ExpertNames::mlp);
   EXPECT_EQ(qwen3.qk_norm, QkNorm::per_head);
   EXPECT_EQ(qwen3.window, 0);
-  const std::string written = hf_config_text(qwen3, "bfloat16");  // what others read of layers without experts
+  const std::string written = hf_config_text(qwen3, "bfloat16");  // facts that others read of layers without experts
   EXPECT_THAT(written, HasSubstr("\"intermediate_size\": 6144"));
   EXPECT_THAT(written, HasSubstr("\"moe_intermediate_size\": 768"));
   EXPECT_THAT(written, HasSubstr("\"router_aux_loss_coef\": 0.001"));
-  // What transformers 5 writes instead, and what its class takes where config.json does not say.
+  // Names that transformers 5 writes instead, and defaults that its class takes where config.json does not say.
   const ModelConfig other = parsed(with(with(qwen3_moe_text, "num_experts", "null"), "num_local_experts", "64"));
   EXPECT_EQ(other.experts, 64);
   EXPECT_FALSE(parsed(with(qwen3_moe_text, "norm_topk_prob", "null")).normalized_weights);
@@ -319,7 +320,7 @@ TEST(HfConfig, WhatIsNotComputedIsRefusedByName) {
   EXPECT_THAT(llama("rope_scaling", R"({"rope_type": "llama3", "factor": 4.0})"), HasSubstr("'low_freq_factor'"));
 }
 
-/// Which layers of a model have a window, as a string of w and -.
+/// Layers of a model that have a window, as a string of w and -.
 std::string windows(const ModelConfig& c) {
   std::string text;
   for (std::int64_t i = 0; i < c.layers; ++i) text += c.window_of(i) > 0 ? 'w' : '-';
@@ -380,7 +381,7 @@ TEST(HfConfig, LayersThatKnowNoPositionsAreTheListedOnes) {
   EXPECT_FALSE(c.attention_of(2).rotated);
 }
 
-/// Of Llama with 64 elements a head, 32 of them rotated.
+/// Factors for a Llama with 64 elements a head, 32 of them rotated.
 std::string long_factors(std::size_t count) {
   std::string list;
   for (std::size_t i = 0; i < count; ++i)

@@ -11,7 +11,7 @@ namespace tandem::testing {
 namespace {
 
 constexpr double decode_bar = 1e-5;
-constexpr std::int64_t positions = 19;  // of the shortest fixture
+constexpr std::int64_t positions = 19;  // tokens of the shortest fixture
 
 /// Largest difference in units of the largest value.
 double decode_distance(std::span<const float> actual, std::span<const float> expected) {

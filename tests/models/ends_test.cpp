@@ -16,7 +16,7 @@ ModelConfig untied(std::int64_t width) {
   return c;
 }
 
-// Of so few tokens the gradients of all logits take less than the sum of the weight's.
+// With so few tokens, the gradients of all logits take less memory than the sum of the weight's.
 TEST(Transformer, GradientsOfTheEndsInBf16AreTheSumsRounded) {
   for (const DType compute : {DType::f32, DType::bf16}) {
     const ModelConfig config = untied(192);

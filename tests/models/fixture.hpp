@@ -55,13 +55,13 @@ class Fixture {
   FixtureOptimizer optimizer_;
 };
 
-/// Those of the folder `fixtures`.
+/// Names of the folders in `fixtures`.
 std::vector<std::string> fixture_names();
-/// The same but GPT-2.
+/// Names of all fixtures but GPT-2's.
 std::vector<std::string> llama_fixture_names();
 /// Fixtures of preferences, with two pairs.
 std::vector<std::string> preference_fixture_names();
-/// Those with experts.
+/// Names of the fixtures with experts.
 std::vector<std::string> expert_fixture_names();
 
 /// A folder of this test alone, removed with the object.

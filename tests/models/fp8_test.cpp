@@ -61,7 +61,7 @@ TEST_P(Fp8AgainstPyTorch, LossAndGradientsAgree) {
   RecordProperty("loss", std::to_string(loss / expected - 1.0));
 }
 
-/// Without eight-bit factors gradients are further away than the bar: it tells the recipes apart.
+/// Gradients without eight-bit factors are further away than the bar: it tells the recipes apart.
 TEST_P(Fp8AgainstPyTorch, OtherRecipesAreFound) {
   RunShape plain = shape();
   plain.fp8.reset();
@@ -100,7 +100,7 @@ TEST_P(Fp8AgainstPyTorch, AWeightThatIsNotFiniteMakesTheLossNaN) {
   for (std::size_t i = 0; i < losses.size(); ++i) EXPECT_TRUE(targets[i] < 0 || std::isnan(losses[i])) << i;
 }
 
-/// With a number of tokens that is no multiple of 16 all products are as they are.
+/// All products are as they are when the number of tokens is no multiple of 16.
 TEST_P(Fp8AgainstPyTorch, OddNumbersOfTokensTakeNone) {
   RunShape s = shape(), plain = s;
   s.batch = plain.batch = 1;

@@ -61,7 +61,7 @@ TEST_P(AgainstPyTorch, WrittenInBf16TheyAreTheSumsRounded) {
       }
     }
     EXPECT_EQ(rounded.gradients(), expected);
-    const bool experts = fixture.config().experts > 0;  // whose router is a product, too
+    const bool experts = fixture.config().experts > 0;  // their router is a product, too
     EXPECT_EQ(written, fixture.config().layers * (fixture.config().family == Family::gpt2 ? 4 : experts ? 8 : 7));
   }
 }
@@ -221,7 +221,7 @@ TEST_P(RotatingAgainstPyTorch, AnotherAttentionOfALayerIsFound) {
   }
 }
 
-/// With its description changed the model of a fixture is another one.
+/// Checks that the model of a fixture is another one with its description changed.
 void expect_another(const Fixture& fixture, const std::function<void(ModelConfig&)>& change) {
   ModelConfig other = fixture.config();
   change(other);

@@ -104,7 +104,7 @@ TEST(Initialize, NormsBiasesAndScales) {
   EXPECT_THAT(first_values(llama, "block.0.post_attention_layernorm.weight", 1), ::testing::Each(1.0F));
   EXPECT_NEAR(deviation(first_values(llama, "block.1.mlp.down_proj.weight", 1)), residual, 0.02 * residual);
   EXPECT_NEAR(deviation(first_values(llama, "block.1.self_attn.o_proj.weight", 1)), residual, 0.02 * residual);
-  const ModelConfig gemma = builtin_model("gemma3-270m");  // whose norms add 1
+  const ModelConfig gemma = builtin_model("gemma3-270m");  // its norms add 1 to their weights
   EXPECT_THAT(first_values(gemma, "block.0.pre_feedforward_layernorm.weight", 1), ::testing::Each(0.0F));
   EXPECT_THAT(first_values(gemma, "head.norm.weight", 1), ::testing::Each(0.0F));
   ModelConfig qwen3 = llama;

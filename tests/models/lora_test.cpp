@@ -13,7 +13,7 @@
 namespace tandem::testing {
 namespace {
 
-constexpr double lora_bar = 1e-5, step_bar = 1e-4;  // as of whole models
+constexpr double lora_bar = 1e-5, step_bar = 1e-4;  // bounds for whole models
 
 /// A base with the adapter that PEFT made for it. `name`: that of the base, or with a dot and a word behind it.
 struct Adapted {
@@ -50,10 +50,11 @@ struct Adapted {
     const std::string name = prefix + std::string(lora_a);
     if (!adapter.has(name) || adapter[name].shape[1] != module.inputs()) return;
     const std::string last = module.name.substr(module.name.rfind('.') + 1);
+    const nlohmann::json& alphas = described.at("alpha_pattern");
     config.lora->modules.at(static_cast<std::size_t>(block))
         .push_back({.name = module.name,
                     .rank = adapter[name].shape[0] / std::max<std::int64_t>(1, experts),
-                    .alpha = described.at("alpha_pattern").value(last, config.lora->alpha),
+                    .alpha = alphas.value(last, alphas.value(".*\\." + last, config.lora->alpha)),
                     .each_expert = module.experts() > 0 && experts == 0});
   }
 
@@ -215,12 +216,12 @@ std::string plain_name(const ::testing::TestParamInfo<std::string>& instance) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Models, StepsAgainstPeft,
-                         ::testing::Values("gpt2", "llama3", "qwen3", "gemma3", "qwen3_moe", "phi3", "mixtral",
-                                           "olmoe"),
+                         ::testing::Values("gpt2", "llama3", "qwen3", "gemma3", "qwen3_moe", "phi3", "mixtral", "olmoe",
+                                           "qwen3_moe.router", "olmoe.router"),
                          plain_name);
 INSTANTIATE_TEST_SUITE_P(Models, AgainstPeft,
                          ::testing::Values("gpt2", "llama3", "qwen3", "gemma3", "qwen3_moe", "phi3", "mixtral", "olmoe",
-                                           "qwen3_moe.modules"),
+                                           "qwen3_moe.modules", "qwen3_moe.router", "olmoe.router"),
                          plain_name);
 
 }  // namespace

@@ -113,7 +113,7 @@ def models():
 
 
 def stored(model, tensors):
-    """As files have them: transformers keeps all experts of a layer in two tensors, files in three for each."""
+    """Tensors as files have them: transformers keeps all experts of a layer in two tensors, files in three for each."""
     mixtral = model.config.model_type == "mixtral"
     names = ("w1", "w3", "w2") if mixtral else ("gate_proj", "up_proj", "down_proj")
     files = {}
@@ -131,7 +131,7 @@ def stored(model, tensors):
 
 
 def check_names(model, tensors):
-    """That these are the files of transformers."""
+    """Checks that transformers writes files with these names."""
     with tempfile.TemporaryDirectory() as folder:
         model.save_pretrained(folder)
         written = load_file(pathlib.Path(folder) / "model.safetensors")

@@ -58,6 +58,8 @@ def adapters():
     yield "olmoe", c(r=3, lora_alpha=5, target_modules=[], use_rslora=True,
                      target_parameters=["layers.0.mlp.experts.down_proj", "layers.1.mlp.experts.gate_up_proj"],
                      rank_pattern={"gate_up_proj": 4}, alpha_pattern={"gate_up_proj": 2})
+    yield "qwen3_moe.router", c(r=3, lora_alpha=4, target_modules=["q_proj"], target_parameters=["layers.1.mlp.gate.weight"])
+    yield "olmoe.router", c(r=2, lora_alpha=3, target_modules="all-linear")  # takes routers and experts, too
     yield "qwen3_moe.modules", c(r=2, lora_alpha=5, target_modules=["q_proj", "gate_proj", "up_proj", "down_proj"])
 
 
@@ -95,7 +97,7 @@ def randomize(model, generator):
 
 
 def check_names(model, tensors):
-    """That these are the tensors of PEFT's file."""
+    """Checks that PEFT's file has tensors with these names."""
     with tempfile.TemporaryDirectory() as folder:
         model.save_pretrained(folder)
         written = load_file(pathlib.Path(folder) / "adapter_model.safetensors")

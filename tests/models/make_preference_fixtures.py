@@ -52,7 +52,7 @@ def gradients(model, tokens, targets, reference):
 
 
 def exact_gradients(model, *arguments):
-    """The same in double precision."""
+    """Pairs and gradients, computed in double precision."""
     pairs, grads = gradients(model.double(), *(a.double() if a.is_floating_point() else a for a in arguments))
     model.float()
     return pairs, {n: g.float() for n, g in grads.items()}
@@ -77,7 +77,7 @@ def make(name, shape, model_class, config):
     config.architectures = [model_class.__name__]
     model = model_class(config).float().eval()
     randomize(model, generator)
-    with torch.no_grad():  # of other weights, so that margins are not zero
+    with torch.no_grad():  # the reference has other weights, so that margins are not zero
         reference_of = lambda tokens, targets: log_probabilities(model, tokens, targets)
         shape = (2 * PAIRS, shape[1])
         tokens, targets = batch(shape, config.vocab_size, generator, masked=True)

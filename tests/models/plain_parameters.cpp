@@ -8,7 +8,7 @@
 namespace tandem::testing {
 namespace {
 
-/// Where an element's gradient lies. Frozen ones have a place, too, that nobody should write to.
+/// Offset of an element's gradient. Frozen ones have a place, too, that nobody should write to.
 std::size_t gradient_offset(const Layer& layer, std::int64_t element) {
   const std::int64_t trained = std::min(element, layer.state_elements);
   return layer.gradient_offset(trained) + static_cast<std::size_t>(element - trained) * sizeof(float);

@@ -16,7 +16,7 @@ namespace tandem::testing {
 
 class PlainParameters final : public ParameterAccess {
  public:
-  /// What a model did, in order: "fetch 0", "release 0", "gradients 2", "commit 2".
+  /// Calls of a model, in order: "fetch 0", "release 0", "gradients 2", "commit 2".
   using Log = std::vector<std::string>;
 
   /// Gradients of `micro_batches` are kept apart: a layer's k-th ask since they were zeroed is for micro-batch k,
@@ -29,7 +29,7 @@ class PlainParameters final : public ParameterAccess {
   const ParameterLayout& layout() const noexcept { return layout_; }
   /// Sets master and weight of one parameter of the layout. Blocks.
   void set(const Parameter& p, std::span<const float> values);
-  /// Before each micro-batch: zero what is to be added to, NaN what is to be written. Blocks.
+  /// Prepares gradients for a micro-batch: zero where they are added to, NaN where they are written. Blocks.
   void clear_gradients();
   /// Gradient of one parameter in one micro-batch. Blocks.
   std::vector<float> gradient(const Parameter& p, std::size_t micro = 0);

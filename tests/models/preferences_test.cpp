@@ -12,7 +12,7 @@ namespace tandem::testing {
 namespace {
 
 constexpr double gradient_bar = 1e-5;
-constexpr double pair_bar = 1e-5;  // of losses and rewards around 1, made of sums of some 40
+constexpr double pair_bar = 1e-5;       // for losses and rewards around 1, made of sums of some 40
 constexpr double pair_step_bar = 3e-4;  // margins grow to 1 and 4, and are made of some 40 losses, each within 1e-4
 
 /// Pairs of one step, or of several.

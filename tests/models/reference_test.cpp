@@ -1,15 +1,18 @@
-// The reference of DPO in the step that trains adapters has the bits of forward passes beforehand, takes no memory, and
-// changes nothing else.
+// The reference of DPO in the step that trains adapters has the bits of forward passes beforehand, takes no memory but
+// for adapters of its own, and changes nothing else.
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <functional>
 #include <limits>
 
+#include "core/numerics/bf16.hpp"
 #include "core/numerics/preference.hpp"
 #include "core/numerics/random.hpp"
 #include "models/transformer/adapter_modules.hpp"
+#include "models/transformer/reference_adapters.hpp"
 #include "tests/models/rig.hpp"
 
 namespace tandem::testing {
@@ -59,6 +62,38 @@ void leave_step_0(Rig& rig) {
   }
 }
 
+/// Values of adapters that training goes on from. Some lie in the middle of two weights, of which the one farther from
+/// zero is taken.
+std::vector<float> first_values(const Parameter& p) {
+  std::vector<float> values(static_cast<std::size_t>(p.count));
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    const auto word = numerics::philox_block(11, std::hash<std::string>{}(p.full_name), i).word[0];
+    const auto value = (static_cast<float>(word % 257U) - 128.0F) / 512.0F;
+    values[i] =
+        i % 3 == 0 ? std::bit_cast<float>((std::bit_cast<std::uint32_t>(value) & 0xFFFF0000U) | 0x8000U) : value;
+  }
+  return values;
+}
+
+void begin_with_adapters(Rig& rig) {
+  for (const Parameter* p : rig.parameters().layout().owned_parameters()) {
+    if (is_adapter(*p)) rig.parameters().set(*p, first_values(*p));
+  }
+}
+
+void write_reference_adapters(Rig& rig) {
+  for (const auto& block : rig.model().reference_adapters()->blocks()) {
+    for (const ReferenceAdapters::Matrix& matrix : block) {
+      const std::vector<float> values = first_values(rig.parameters().layout().parameter(matrix.full_name));
+      std::vector<bf16> weights(values.size());
+      std::ranges::transform(values, weights.begin(), numerics::weight_of_master);
+      rig.device().copy(matrix.values.data, weights.data(), matrix.values.bytes(), CopyKind::host_to_device,
+                        rig.stream());
+      rig.device().synchronize(rig.stream());
+    }
+  }
+}
+
 /// Ids that every model here has.
 std::vector<std::int32_t> ids_from(std::int32_t first) {
   std::vector<std::int32_t> ids = ramp(sequences * tokens_each, first);
@@ -82,11 +117,12 @@ void set_micro_batch(Rig& rig, std::int64_t micro, std::int64_t at) {
 
 RunShape shape_of_pairs() { return {.batch = sequences, .sequence = tokens_each, .preference_beta = 0.3F}; }
 
-/// Log-probabilities of a micro-batch under the adapters of step 0.
-std::vector<float> beforehand(const ModelConfig& config, RunShape shape, std::int64_t micro) {
+/// Log-probabilities of a micro-batch under the adapters of step 0: those that are new, or those that are gone on from.
+std::vector<float> beforehand(const ModelConfig& config, RunShape shape, std::int64_t micro, bool goes_on) {
   shape.micro_batches = 1;
   Rig rig(config, shape, over_a_frozen_base(config));
   rig.load_random(3);
+  if (goes_on) begin_with_adapters(rig);
   set_micro_batch(rig, micro, 0);
   rig.set_reference(std::vector<float>(sequences));
   const std::vector<float> losses = rig.evaluate();
@@ -109,6 +145,7 @@ Outcome outcome(const ModelConfig& config, const RunShape& shape, const std::vec
   Rig rig(config, shape, over_a_frozen_base(config));
   rig.load_random(3);
   leave_step_0(rig);
+  if (shape.reference_adapters) write_reference_adapters(rig);
   for (std::int64_t i = 0; i < shape.micro_batches; ++i) {
     set_micro_batch(rig, i, i);
     rig.set_reference(reference[static_cast<std::size_t>(i)], i);
@@ -147,27 +184,34 @@ class ReferenceInStep : public ::testing::TestWithParam<std::string> {
   ModelConfig model() const { return GetParam().starts_with("tiny") ? tiny(GetParam()) : Fixture(GetParam()).config(); }
 };
 
+/// `goes_on`: from adapters, of which the reference has a copy.
+void compare_ways(const ModelConfig& config, RunShape shape, bool goes_on) {
+  std::vector<std::vector<float>> scores, unknown;
+  for (std::int64_t i = 0; i < shape.micro_batches; ++i) {
+    scores.push_back(beforehand(config, shape, i, goes_on));
+    unknown.emplace_back(sequences, std::numeric_limits<float>::quiet_NaN());
+  }
+  const Outcome before = outcome(config, shape, scores);
+  shape.reference_in_step = true;
+  shape.reference_adapters = goes_on;
+  const Outcome step = outcome(config, shape, unknown);
+  EXPECT_EQ(step.reference, scores);
+  EXPECT_EQ(step.losses, before.losses);
+  EXPECT_EQ(step.pairs, before.pairs);
+  EXPECT_EQ(step.gradients, before.gradients);
+  EXPECT_EQ(step.log, before.log) << "the engine sees another step";
+  EXPECT_EQ(step.carved > before.carved, goes_on) << "a copy takes memory, and nothing else does";
+  for (const auto& pairs : step.pairs) EXPECT_NE(pairs[1], 0.0F) << "the model is its reference";
+}
+
 TEST_P(ReferenceInStep, HasTheBitsOfForwardsBeforehandAndChangesNothingElse) {
   const ModelConfig config = with_adapters(model(), 0.25);
   for (const Way& way : ways()) {
     SCOPED_TRACE(way.name);
     RunShape shape = shape_of_pairs();
     way.set(config, shape);
-    std::vector<std::vector<float>> scores, unknown;
-    for (std::int64_t i = 0; i < shape.micro_batches; ++i) {
-      scores.push_back(beforehand(config, shape, i));
-      unknown.emplace_back(sequences, std::numeric_limits<float>::quiet_NaN());
-    }
-    const Outcome before = outcome(config, shape, scores);
-    shape.reference_in_step = true;
-    const Outcome step = outcome(config, shape, unknown);
-    EXPECT_EQ(step.reference, scores);
-    EXPECT_EQ(step.losses, before.losses);
-    EXPECT_EQ(step.pairs, before.pairs);
-    EXPECT_EQ(step.gradients, before.gradients);
-    EXPECT_EQ(step.log, before.log) << "the engine sees another step";
-    EXPECT_EQ(step.carved, before.carved);
-    for (const auto& pairs : step.pairs) EXPECT_NE(pairs[1], 0.0F) << "the model is its reference";
+    compare_ways(config, shape, /*goes_on=*/false);
+    compare_ways(config, shape, /*goes_on=*/true);
   }
 }
 
@@ -201,6 +245,9 @@ TEST(ReferenceInStepShape, NeedsAdaptersAndPreferences) {
   shape.reference_in_step = true;
   EXPECT_THROW(Transformer(tiny("tiny-gpt2"), shape), MisuseError);
   shape.preference_beta = 0.0F;
+  EXPECT_THROW(Transformer(with_adapters(tiny("tiny-gpt2")), shape), MisuseError);
+  shape = shape_of_pairs();
+  shape.reference_adapters = true;
   EXPECT_THROW(Transformer(with_adapters(tiny("tiny-gpt2")), shape), MisuseError);
 }
 

@@ -24,7 +24,7 @@ class Rig {
   Rig(const ModelConfig& config, const RunShape& shape, std::shared_ptr<HostFaults> faults = nullptr,
       DType products = DType::f32, DType ends = DType::f32);
   Rig(const Fixture& fixture, const RunShape& shape, DType products = DType::f32);
-  /// With a layout of its own.
+  /// Makes a rig with a layout of its own.
   Rig(const ModelConfig& config, const RunShape& shape, ParameterLayout layout,
       std::shared_ptr<HostFaults> faults = nullptr);
 
@@ -55,7 +55,7 @@ class Rig {
   Transformer& model() { return model_; }
   Device& device() { return device_; }
   StreamView stream() { return stream_; }
-  /// What `bind` took of the arena.
+  /// Bytes that `bind` took from the arena.
   std::size_t carved() const { return carved_; }
 
  private:
@@ -72,7 +72,7 @@ class Rig {
   std::size_t carved_ = 0;
 };
 
-/// Of the device.
+/// Bytes of the rows that lie on the device.
 std::size_t total_bytes(const std::vector<ActivationEntry>& entries);
 /// The run shape of a fixture's batch, with all blocks computed again or none.
 RunShape shape_of(const Fixture& fixture, bool recompute);

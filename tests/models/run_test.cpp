@@ -16,7 +16,7 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-/// Of a model's row in a shape, on the device of `ops`.
+/// Bytes of a model's row of memory in a shape, on the device of `ops`.
 std::size_t bytes_of(const ModelConfig& config, const RunShape& shape, const Ops& ops, std::string_view row) {
   const auto rows = Transformer(config, shape).memory(ops);
   return std::ranges::find(rows, row, &ActivationEntry::name)->bytes;
@@ -124,7 +124,8 @@ TEST(TransformerMemory, MoreRowsOfExpertsThanCanBeNumberedAreRefused) {
   EXPECT_THROW(Transformer(config, {.sequence = (std::int64_t{1} << 24) - 1}), UsageError);
 }
 
-// What a block has left when norms and the activation of its MLP run again, in N C e; those have one place for all.
+// Memory kept for a block, in N C e, when norms and the activation of its MLP run again; their results have one place
+// that all blocks share.
 TEST(TransformerMemory, SelectivelyABlockKeepsWhatProductsAndAttentionMade) {
   HostDevice device({.capacity = 1 << 20, .threads = 2, .update_threads = 1});
   const auto activation = [](std::int64_t width) { return align_up(64 * static_cast<std::size_t>(width) * 2); };
@@ -145,7 +146,7 @@ TEST(TransformerMemory, SelectivelyABlockKeepsWhatProductsAndAttentionMade) {
   }
 }
 
-// Where the ops took GELU before its input was rounded, nobody could make it again.
+// Ops that take GELU before its input is rounded cannot make it again from the rounded one.
 TEST(TransformerMemory, SelectivelyABlockKeepsGeluWhereOpsDoNotRepeatIt) {
   class Fusing : public testing::IdleOps {
     bool repeats_gelu() const noexcept override { return false; }
@@ -241,7 +242,7 @@ TEST(TransformerOffload, InputsOnTheHostChangeNoBitWhicheverStreamLags) {
     Rig offloaded(config, shape, faults);
     EXPECT_EQ(two_steps(offloaded), expected) << slow;
     EXPECT_LT(offloaded.carved(), kept.carved());
-    // Of two steps; evaluation keeps nothing.
+    // Inputs of two steps; evaluation keeps nothing.
     const std::uint64_t left = 2 * 4 * 34 * static_cast<std::uint64_t>(config.width) * sizeof(float);
     EXPECT_EQ(offloaded.model().input_traffic().to_host, left);
     EXPECT_EQ(offloaded.model().input_traffic().to_device, left);
@@ -284,7 +285,7 @@ TEST(TransformerAtOnce, MicroBatchesThroughALayerAtOnceChangeNoBit) {
   for (const char* name : {"tiny-gpt2", "tiny-llama", "tiny-moe"}) {
     const bool experts = name == std::string_view("tiny-moe");
     for (const bool tied : {true, false}) {
-      if (tied && experts) continue;  // as of tiny-llama
+      if (tied && experts) continue;  // tiny-llama has covered tied tables
       ModelConfig config = builtin_model(name);
       config.layers = 3;
       config.tied_head = tied;
@@ -328,7 +329,7 @@ TEST(TransformerAtOnce, OffloadedInputsChangeNoBitWhicheverStreamLags) {
   }
 }
 
-// Where it is made last, from the head's inputs that were kept, and where it waits for the embedding.
+// The gradient is made last, from the head's inputs that were kept, or waits for the embedding.
 TEST(TransformerAtOnce, ATablesGradientWrittenWholeHasTheSameBitsWhenItIsMadeLast) {
   for (const char* name : {"tiny-gpt2", "tiny-llama"}) {
     for (const DType compute : {DType::f32, DType::bf16}) {
@@ -401,7 +402,7 @@ TEST(TransformerAccess, EvaluationLeavesNothingHeld) {
   EXPECT_EQ(rig.parameters().held(), 0);
 }
 
-/// As the layout of `config`, with the parameters of one layer frozen.
+/// Layout of `config`, with the parameters of one layer frozen.
 ParameterLayout frozen(const ModelConfig& config, int frozen_layer) {
   const ParameterLayout all = layout_of(config, DType::f32);
   ParameterLayout layout;
@@ -464,7 +465,7 @@ TEST(Transformer, AnUntrainedModelIsAsGoodAsGuessing) {
   }
 }
 
-/// With an embedding and a head of their own.
+/// Both models have an embedding and a head of their own.
 TEST(Transformer, TrainingInBf16IsNearFp32) {
   for (const char* name : {"tiny-gpt2", "tiny-llama"}) {
     std::vector<float> losses[2];

@@ -23,7 +23,7 @@ struct Steps {
   }
 };
 
-/// What a faulty trainer would do differently.
+/// Factors by which a faulty trainer's settings differ.
 struct Fault {
   double lr = 1.0;
   double clip = 1.0;

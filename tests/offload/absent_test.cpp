@@ -135,7 +135,7 @@ TEST_P(AbsentGradients, LeaveAParameterAsItIsWithItsOwnCountOfUpdates) {
     for (const char* name : {"h.1.w", "h.1.b", "h.2.w"}) expect_same_state(some, fewer, name);
     for (const char* name : {"h.0.w", "h.2.b", "h.3.w", "first.table", "last.norm"}) expect_same_state(some, all, name);
     EXPECT_EQ(some.engine().step(), 3);
-    // What was missed is part of the state.
+    // The number of missed updates is part of the state.
     const std::string digest = some.engine().state_digest();
     some.engine().set_step(3);
     EXPECT_NE(some.engine().state_digest(), digest);

@@ -1,5 +1,5 @@
-// What an engine trains beside AdamW in double that knows of no plan, subgroup or format: where all policies agree,
-// they may still agree on something wrong.
+// Training by an engine beside AdamW in double that knows of no plan, subgroup or format: policies that all agree may
+// still agree on something wrong.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -21,13 +21,13 @@ using testing::ToyOptions;
 
 constexpr double learning_rate = 1e-2;
 constexpr double largest_norm = 0.75;
-/// Neither the defaults nor an eps too small to be seen.
+/// Constants that are neither the defaults nor an eps too small to be seen.
 constexpr AdamW adamw{.beta1 = 0.8, .beta2 = 0.97, .eps = 1e-4, .weight_decay = 0.2};
 
 struct Step {
   int micro_batches = 2;
   double gradient_scale = 1.0;
-  double amplitude = 1.0;  ///< of the gradients: a power of two
+  double amplitude = 1.0;  ///< scale of the gradients, a power of two
 };
 
 /// Clipped, not clipped, clipped; scales differ, since a constant one cancels in AdamW.
@@ -60,7 +60,7 @@ float initial(const Parameter& p, std::int64_t i) {
   return 0.1F * noise(static_cast<std::uint64_t>(900 + 10 * p.layer + p.offset / 1024), static_cast<std::uint64_t>(i));
 }
 
-/// What a use contributes to a gradient: a multiple of amplitude / 4096, so that sums in fp32 are exact, with more
+/// Contribution of a use to a gradient: a multiple of amplitude / 4096, so that sums in fp32 are exact, with more
 /// digits than bf16 has.
 double contribution(int layer, int index, int step, int micro, std::int64_t i, double amplitude) {
   std::uint64_t key = 0;
@@ -68,7 +68,7 @@ double contribution(int layer, int index, int step, int micro, std::int64_t i, d
   return std::nearbyint(4096.0 * static_cast<double>(noise(key, static_cast<std::uint64_t>(i)))) / 4096.0 * amplitude;
 }
 
-/// To eight significant bits, ties to even.
+/// Rounds to eight significant bits, ties to even.
 double to_bf16(double x) {
   if (x == 0.0) return 0.0;
   int exponent = 0;
@@ -110,7 +110,8 @@ class Doubles {
   const std::vector<Element>& of(const Parameter& p) const { return elements_.at(&layout_.parameter(p.full_name)); }
 
  private:
-  /// Of a micro-batch summed up over its uses and rounded, of all summed up and rounded.
+  /// Gradients of a step: a micro-batch's is summed over its uses and rounded, then the sum of all micro-batches is
+  /// rounded.
   std::map<const Parameter*, std::vector<double>> gradients_of(const Step& s) const {
     std::map<const Parameter*, std::vector<double>> sums;
     for (int micro = 0; micro < s.micro_batches; ++micro) {
@@ -235,7 +236,7 @@ class Comparison {
     }
   }
 
-  /// Those that layers were computed with: half a unit of bf16 from the double.
+  /// Compares the weights that layers were computed with: half a unit of bf16 from the double.
   void compare_weights() const {
     for (const auto& [p, seen] : seen_) {
       const std::vector<Element>& expected = doubles_.of(*p);

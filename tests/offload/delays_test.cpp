@@ -20,7 +20,7 @@ using testing::train_toy;
 
 constexpr int shards = 10;
 
-/// What the bits depend on.
+/// Draws the options that the bits depend on.
 ToyOptions drawn_work(Draw& draw) {
   ToyOptions o = toy("device");
   o.steps = 2;
@@ -33,7 +33,7 @@ ToyOptions drawn_work(Draw& draw) {
   return o;
 }
 
-/// What they do not depend on.
+/// Draws the options that the bits do not depend on.
 void draw_plan(Draw& draw, ToyOptions& o) {
   constexpr std::array policies{"host",         "static:0.3",   "static:0.7",
                                 "interleave:2", "interleave:3", "interleave:2,resident=0.4",

@@ -1,5 +1,5 @@
 #pragma once
-// What runs with delays draw from their numbers.
+// Random choices of runs with delays, drawn from the number of the run.
 #include <chrono>
 #include <cstddef>
 #include <cstdlib>

@@ -183,7 +183,7 @@ TEST(Misuse, NumbersOutOfTheirRangeAreNoPlan) {
     refused([value](OffloadOptions& o) { o.adamw.eps = value; });
     refused([value](OffloadOptions& o) { o.adamw.weight_decay = value; });
   }
-  // As fp32, which the update has them in, they are zero and infinite.
+  // The update has eps in fp32, where the last two are zero and infinite.
   for (const double value : {0.0, 1e-46, 1e300}) refused([value](OffloadOptions& o) { o.adamw.eps = value; });
   refused([](OffloadOptions& o) { o.adamw.weight_decay = 1e300; });
 }

@@ -26,7 +26,7 @@ ParameterLayout layout_of_many_blocks() {
   return layout;
 }
 
-/// In bf16, blocks apart in size by up to 2^24: the squares of few sizes would add up without rounding.
+/// Gradient in bf16, blocks apart in size by up to 2^24: the squares of few sizes would add up without rounding.
 bf16 gradient_of(const Parameter& p, std::int64_t i) {
   const auto counter = static_cast<std::uint64_t>(i);
   const auto key = static_cast<std::uint64_t>(100 + 10 * p.layer + p.offset / 1024);

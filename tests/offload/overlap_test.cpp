@@ -1,5 +1,5 @@
-// What runs beside what, shown without a clock: work is held back until other work has begun, which would wait
-// for ever if the two were not in flight at once.
+// Work that runs side by side, shown without a clock: one task is held back until another has begun, and would wait for
+// ever if the two were not in flight at once.
 #include <gtest/gtest.h>
 
 #include <chrono>
@@ -78,7 +78,7 @@ ToyOptions streamed() {
 
 struct StepShape {
   int subgroups = 0;
-  int copies = 0;  ///< of one subgroup's load
+  int copies = 0;  ///< copies that load one subgroup
 };
 StepShape shape_of(const ToyOptions& o) {
   const Plan plan = make_plan(toy_layout(o), o.offload, {o.device.capacity, 0});
@@ -134,7 +134,7 @@ TEST(Overlap, ForwardBeginsWhileLaterLayersUpdateAndEachLayerAwaitsItsOwn) {
   o.tied = false;
   const StepShape shape = shape_of(o);
   Stagehand stage;
-  constexpr int forward_tasks = 2 + 4 * 3 + 2;  // of one step: a task for every parameter
+  constexpr int forward_tasks = 2 + 4 * 3 + 2;  // tasks of one step: one for every parameter
   stage.hold(update, "adamw", shape.subgroups,
              [=](const Stagehand& s) { return s.begun("compute", "toy forward") > forward_tasks; });
   bool own_update_begun = false;

@@ -57,12 +57,13 @@ class SilentDevice final : public testing::IdleDevice {
     }
     for (const auto& then : kept) then(nullptr);
   }
-  /// Since it is silent.
+  /// Tasks queued on streams of this name since the device fell silent.
   int queued(const std::string& stream) {
     const std::lock_guard lock(mutex_);
     return queued_[stream];
   }
-  /// Of what was queued on streams of this name since then: on which of them, and what marks its end.
+  /// Ends of what was queued on streams of this name since the device fell silent: the stream, and the event that marks
+  /// its end.
   using End = std::pair<StreamImpl*, EventImpl*>;
   std::vector<End> ends(const std::string& stream) {
     const std::lock_guard lock(mutex_);
@@ -82,7 +83,8 @@ class SilentDevice final : public testing::IdleDevice {
   std::set<std::pair<StreamImpl*, EventImpl*>> waits_;
 };
 
-/// What is queued on streams of this name, once it stays as it is; waits seconds at most while it is nothing.
+/// Number of tasks queued on streams of this name, once it no longer changes; waits for some seconds at most while it
+/// is 0.
 int settled_queue(SilentDevice& device, const char* stream) {
   int now = device.queued(stream);
   for (int before = -1, looks = 0; now != before || (now == 0 && looks < 100); ++looks) {
@@ -92,7 +94,7 @@ int settled_queue(SilentDevice& device, const char* stream) {
   return now;
 }
 
-/// Of two layers, whose state passes through few buffers: little memory is left for them.
+/// Model of two layers whose state passes through few buffers, since little memory is left for them.
 struct StreamedState {
   explicit StreamedState(const Device& device) {
     for (const char* name : {"first", "last"}) layout.add_layer(name).add("w", {200000});

@@ -14,7 +14,7 @@ using testing::train_toy;
 
 const ToyResult& reference() { return testing::reference_of(toy("device")); }
 
-/// Of as many micro-batches, one after another, everything on the device.
+/// Result of as many micro-batches, one after another, with everything on the device.
 const ToyResult& reference_of(int micro_batches, bool frozen_ends) {
   ToyOptions o = toy("device");
   o.micro_batches = micro_batches;

@@ -17,7 +17,7 @@ using testing::ToyOptions;
 using testing::ToyResult;
 using testing::ToyTrainer;
 
-/// What the trainers made while it lives run on.
+/// Device of all trainers that are made while the object lives.
 class SharedDevice {
  public:
   explicit SharedDevice(const HostDeviceOptions& options) : device_(testing::make_toy_device(options)) {

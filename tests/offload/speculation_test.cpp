@@ -150,7 +150,7 @@ void look(ToyTrainer& t, int layer, std::vector<std::uint16_t>& seen) {
   t.device().synchronize(t.stream());
 }
 
-/// Until updates have run ahead of the norm, and for a while no more do.
+/// Waits until updates have run ahead of the norm, and for a while no more do.
 void wait_for_updates(ToyTrainer& t, std::uint64_t earlier) {
   const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(20);
   for (std::uint64_t before = earlier, now = earlier; now == earlier || now > before;) {

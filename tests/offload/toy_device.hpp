@@ -1,6 +1,6 @@
 #pragma once
-// What the toy trainer runs on. The tests of the engine are one text: which device they run on is decided by
-// the file that defines make_toy_device() in the program they are linked into.
+// Device of the toy trainer. The tests of the engine are one text: which device they run on is decided by the file that
+// defines make_toy_device() in the program they are linked into.
 #include <functional>
 #include <memory>
 #include <span>

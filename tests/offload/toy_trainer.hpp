@@ -17,6 +17,7 @@
 #include "api/open_device.hpp"
 #include "core/device/device.hpp"
 #include "core/device/group.hpp"
+#include "core/numerics/fp8_scale.hpp"
 #include "core/params/parameter_layout.hpp"
 #include "offload/engine/engine.hpp"
 #include "tests/offload/toy_device.hpp"
@@ -28,11 +29,12 @@ struct ToyOptions {
   HostDeviceOptions device;
   MakeToyDevice make_device = make_toy_device;
   int layers = 4;
-  std::int64_t width = 3000;           ///< of the plain layers: padding and odd sizes everywhere
-  DType gradient = DType::f32;         ///< of the plain layers' largest parameter
+  std::int64_t width = 3000;           ///< width of the plain layers: padding and odd sizes everywhere
+  DType gradient = DType::f32;         ///< type of the gradient of the plain layers' largest parameter
   DType matrices = DType::bf16;        ///< weights of that parameter
   DType vectors = DType::bf16;         ///< weights of biases and norms, and of the frozen ones in their layers
   WeightCode code = WeightCode::none;  ///< format of a frozen matrix that each plain layer then has, too
+  bool factors = false;                ///< `w` of the plain layers is a matrix, rounded to e4m3 wherever it is used
   bool frozen_ends = false;            ///< a layer without state in front and another behind
   bool grouped = false;                ///< biases and norms are of group 1, `w` of the last plain layer of group 2
   bool decays = true;                  ///< `w` of that layer decays
@@ -49,7 +51,7 @@ struct ToyOptions {
   double max_grad_norm = 1.0;
   std::uint64_t seed = 7;
   int nan_at_step = -1;  ///< a gradient of this step is not a number
-  int nan_layer = 1;     ///< ... in this layer
+  int nan_layer = 1;     ///< layer of that gradient
   bool evaluate_between = false;
   bool uneven = false;  ///< gradients of micro-batches are so apart that the order in which they add up is seen
   /// Parameters that have no gradient in a micro-batch of a step, by their layers and names; layers of which all have
@@ -95,12 +97,13 @@ inline ParameterLayout toy_layout(const ToyOptions& o) {
     const bool last = i + 1 == o.layers;
     layer.add("b", {33}, {.decay = false, .lr_scale = 0.5, .group = vectors, .weight = o.vectors})
         .add("frozen", {5}, {.trainable = false, .weight = o.vectors})
-        .add("w", {o.width},
+        .add("w", o.factors ? Shape{4, o.width / 4} : Shape{o.width},
              {.decay = !last || o.decays,
               .lr_scale = last ? o.lr_scale : 1.0,
               .group = last && o.grouped ? 2 : 0,
               .gradient = o.gradient,
-              .weight = o.matrices});
+              .weight = o.matrices,
+              .fp8_factor = o.factors});
     if (o.code != WeightCode::none) layer.add("base", {3, 131, 70}, {.trainable = false, .code = o.code});
   }
   layout.add_layer("last")
@@ -120,7 +123,7 @@ inline float noise(std::uint64_t key, std::uint64_t counter) {
   return static_cast<float>(static_cast<double>(x >> 11) * 0x1.0p-52 - 1.0);
 }
 
-/// As its type asks for it: added to what is there, or written.
+/// Adds `value` to an fp32 gradient, or writes it as a bf16 one.
 inline void add_gradient(DType dtype, void* gradients, std::int64_t i, float value) {
   if (dtype == DType::bf16) {
     static_cast<bf16*>(gradients)[i] = numerics::round_to_bf16(value);
@@ -133,6 +136,38 @@ inline void add_gradient(DType dtype, void* gradients, std::int64_t i, float val
 inline float weight_at(const TensorView& w, const bf16* values, std::int64_t i) {
   return w.dtype == DType::f32 ? reinterpret_cast<const float*>(values)[i] : numerics::bf16_to_float(values[i]);
 }
+
+/// Weights as products of eight-bit factors see them: rounded whole, as Ops::quantize does.
+inline std::vector<bf16> rounded_whole(const bf16* values, std::int64_t count) {
+  using Format = numerics::E4m3;
+  std::uint32_t largest = 0;
+  for (std::int64_t i = 0; i < count; ++i) largest = std::max(largest, numerics::fp8_magnitude(values[i]));
+  const bool finite = largest < numerics::fp8_not_finite;
+  const int e = finite ? numerics::fp8_exponent<Format>(largest) : 0;
+  std::vector<bf16> rounded(static_cast<std::size_t>(count));
+  for (std::size_t i = 0; i < rounded.size(); ++i) {
+    const std::uint8_t code = finite ? numerics::to_scaled_fp8<Format>(numerics::bf16_to_float(values[i]), e)
+                                     : numerics::fp8_nan_code<Format>();
+    rounded[i] = numerics::scaled_fp8_to_bf16<Format>(code, e);
+  }
+  return rounded;
+}
+
+/// Weights of a view as the toy's work takes them.
+class UsedWeights {
+ public:
+  UsedWeights(const TensorView& w, const bf16* values, bool factor) : w_(w), values_(values) {
+    if (!factor) return;
+    rounded_ = rounded_whole(values, w.count());
+    values_ = rounded_.data();
+  }
+  float operator[](std::int64_t i) const { return weight_at(w_, values_, i); }
+
+ private:
+  TensorView w_;
+  const bf16* values_;
+  std::vector<bf16> rounded_;
+};
 
 class ToyTrainer {
  public:
@@ -253,11 +288,11 @@ class ToyTrainer {
     float* out = &loss;
     for (const Parameter& p : layout_.layer(l).parameters) {
       const TensorView w = weights[p.name];
-      toy_device_->enqueue(stream_, "toy forward", w, {}, [w, out](const bf16* values, void*) {
+      const bool factor = p.options.fp8_factor;
+      toy_device_->enqueue(stream_, "toy forward", w, {}, [w, out, factor](const bf16* values, void*) {
+        const UsedWeights used(w, values, factor);
         float sum = 0.0F;
-        for (std::int64_t i = 0; i < w.count(); ++i) {
-          sum += weight_at(w, values, i) * static_cast<float>(i % 5 - 2);
-        }
+        for (std::int64_t i = 0; i < w.count(); ++i) sum += used[i] * static_cast<float>(i % 5 - 2);
         *out += sum;
       });
     }
@@ -286,7 +321,7 @@ class ToyTrainer {
       }
       if (o_.owners_make && p.name == "table")
         add_part(layout_.layer_count() - 1, s, micro, weights[p.name], gradients[p.name]);
-      add_part(l, s, micro, weights[p.name], gradients[p.name]);
+      add_part(l, s, micro, weights[p.name], gradients[p.name], p.options.fp8_factor);
     }
     gradients.commit(stream_);
   }
@@ -295,7 +330,7 @@ class ToyTrainer {
 
   void add_second_part(int l, int s, int micro, const WeightsGuard& weights, GradientsGuard& gradients) {
     for (const Parameter& p : layout_.layer(l).parameters) {
-      add_part(l + 50, s, micro, weights[p.name], gradients[p.name]);
+      add_part(l + 50, s, micro, weights[p.name], gradients[p.name], p.options.fp8_factor);
     }
   }
 
@@ -306,21 +341,23 @@ class ToyTrainer {
     });
   }
 
-  /// That of layer `l` to a gradient; none where it is empty.
-  void add_part(int l, int s, int local, TensorView w, TensorView g) {
+  /// Adds the part of layer `l` to a gradient; nothing where it is empty.
+  void add_part(int l, int s, int local, TensorView w, TensorView g, bool factor = false) {
     if (!g) return;
     const int micro = local * rank_.count + rank_.index;
     const std::uint64_t key = o_.seed + static_cast<std::uint64_t>(s * 1000 + micro * 100 + l);
     // Two of three cancel each other, and take away from what they are added to.
     const float instead = !o_.uneven || micro % 3 == 0 ? 0.0F : micro % 3 == 1 ? 0x1p20F : -0x1p20F;
     const bool poison = s == o_.nan_at_step && l == o_.nan_layer && micro == 0;
-    toy_device_->enqueue(stream_, "toy backward", w, g, [w, g, key, poison, instead](const bf16* values, void* out) {
+    const auto work = [w, g, key, poison, instead, factor](const bf16* values, void* out) {
+      const UsedWeights used(w, values, factor);
       for (std::int64_t i = 0; i < g.count(); ++i) {
         const bool spoilt = poison && i == g.count() / 2;
-        const float d = weight_at(w, values, i) - noise(key, static_cast<std::uint64_t>(i));
+        const float d = used[i] - noise(key, static_cast<std::uint64_t>(i));
         add_gradient(g.dtype, out, i, spoilt ? std::nanf("") : instead != 0.0F ? instead : d);
       }
-    });
+    };
+    toy_device_->enqueue(stream_, "toy backward", w, g, work);
   }
 
   ToyOptions o_;
@@ -346,7 +383,7 @@ inline ToyOptions toy(const std::string& policy) {
   return o;
 }
 
-/// The same with so large a share of the state that is on the host in a file instead: there is no more room for it.
+/// Options `o` with `share` of the state on the host in a file instead: the host has no more room for it.
 inline ToyOptions with_state_in_file(ToyOptions o, double share) {
   o.offload.subgroup_size = o.offload.subgroup_size.value_or(1024);
   o.offload.max_micro_batches = std::max(o.offload.max_micro_batches, o.micro_batches);
@@ -367,8 +404,8 @@ inline ToyOptions with_state_in_file(ToyOptions o, double share) {
 
 inline ToyResult train_toy(const ToyOptions& options) { return ToyTrainer(options).run(); }
 
-/// What such work comes to with everything on the device: trained once in a program for all work whose bits are the
-/// same. Of `work` it takes what bits depend on, and neither its policy nor faults.
+/// Result of such work with everything on the device, trained once in a program for all work whose bits are the same.
+/// Takes from `work` what bits depend on, and neither its policy nor faults.
 inline const ToyResult& reference_of(const ToyOptions& work) {
   using Key =
       std::tuple<int, int, bool, bool, bool, int, std::int64_t, double, std::uint64_t, StateFormat, std::uint64_t>;

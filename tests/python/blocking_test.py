@@ -124,7 +124,7 @@ class Interrupts(unittest.TestCase):
                 weights["w1"].copy()
 
     def test_initialize_ends_between_parameters(self):
-        """Of arrays: a function would hear of the signal itself."""
+        """Parameters given as arrays: a function would hear of the signal itself."""
         device = tandem.open_device("host", memory="512MiB", threads=1, update_threads=1)
         layout = tandem.ParameterLayout()
         for i in range(16):

@@ -1,4 +1,4 @@
-"""What the tests of the Python package share: the built package, and a small training like that of twin.cpp."""
+"""Parts that the tests of the Python package share: the built package, and a small training like that of twin.cpp."""
 import os
 import pathlib
 import sys

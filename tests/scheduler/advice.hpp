@@ -1,5 +1,5 @@
 #pragma once
-// What refusals advise, for tests that follow it.
+// Advice in refusals, for tests that follow it.
 #include <gtest/gtest.h>
 
 #include <string>

@@ -124,7 +124,8 @@ TEST(Auto, MoreOfAnythingIsNeverSlower) {
   const auto expect_no_slower = [](const Case& wider, double before, std::uint64_t seed, const char* what) {
     EXPECT_LE(choice_of(wider).simulation.step_seconds, 1.01 * before) << "seed " << seed << ", " << what;
   };
-  for (const std::uint64_t seed : {2047U, 2065U, 2079U, 2095U}) {  // that lost by them while updates took all of them
+  // Seeds of cases that more cores made slower while updates took all of them.
+  for (const std::uint64_t seed : {2047U, 2065U, 2079U, 2095U}) {
     const Case c = random_case(seed, 40, 24);
     expect_no_slower(with_more_cores(c), choice_of(c).simulation.step_seconds, seed, "cores");
   }
@@ -157,7 +158,7 @@ TEST(Auto, UpdatesOnFewerThreadsWhereThatIsFaster) {
   EXPECT_EQ(choice_of(c).plan.update_threads, 15) << "the caller's";
 }
 
-// What was chosen for the machine as it is also fits a larger device, and is as fast there.
+// A plan chosen for the machine as it is also fits a larger device, and is as fast there.
 TEST(Auto, AnUpgradeOfMemoryIsNeverPredictedSlower) {
   for (std::uint64_t seed = 2100; seed < 2100 + searched(1, 10); ++seed) {
     const Case c = random_case(seed, 24, 12);
@@ -197,7 +198,7 @@ TEST(Auto, PicksTheDeviceWhereDramIsScarceAndTheCpuWhereTheLinkIs) {
 // Beyond 48 subgroups no single one is changed. A ceiling above which all state fits on the device, and most weights no
 // longer do, has been a trap: the fastest fixed policy keeps all state there, and a good division does not.
 TEST(Auto, MoreMemoryIsNeverSlowerWhereThereAreManySubgroups) {
-  ParameterLayout layout;  // as of gpt2-large
+  ParameterLayout layout;  // layers of gpt2-large
   layout.add_layer("embedding").add("w", {50257, 1280});
   for (int i = 0; i < 36; ++i) layout.add_layer("h." + std::to_string(i)).add("w", {12 * 1280, 1280});
   const MachineProfile machine = shipped("16gb-pcie4");
@@ -242,10 +243,10 @@ TEST(Auto, IsNeverPredictedSlowerThanAFixedPolicyOfManySubgroups) {
   }
 }
 
-// What planning costs, counted: a 7B model with 1, 8 and 64 micro-batches a step, in either order.
+// Cost of planning, counted in tasks: a 7B model with 1, 8 and 64 micro-batches a step, in either order.
 TEST(Auto, AccumulationHardlyRaisesWhatPlanningCosts) {
   const ParameterLayout layout = testing::equal_layers(28, std::int64_t{260} << 20);
-  // So much arithmetic that transfers decide, and few policies come near the best.
+  // The model computes so much that transfers decide, and few policies come near the best.
   MachineProfile machine = shipped("24gb-pcie4");
   machine.matmul.value = 165e12;
   machine.attention.value = 99e12;
@@ -264,7 +265,8 @@ TEST(Auto, AccumulationHardlyRaisesWhatPlanningCosts) {
   for (const auto& [micro_batches, at_once] : {std::pair{8, 1}, {8, 4}, {8, 8}, {64, 1}, {64, 64}}) {
     EXPECT_LT(tasks(micro_batches, at_once), 3 * alone) << micro_batches << ' ' << at_once;
   }
-  // Where computing is most of a step, many do, and are compared piece by piece: for eight million tasks at most.
+  // When computing is most of a step, many policies come near the best, and are compared piece by piece: for eight
+  // million tasks at most.
   machine = shipped("24gb-pcie4");
   compute = compute_seconds(machine, matrix_work(layout, 2048));
   EXPECT_LT(tasks(64, 1), alone + 8'000'000);

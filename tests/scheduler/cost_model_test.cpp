@@ -115,6 +115,28 @@ TEST(CostModel, AFewCoresAreShortOfInstructionsBeforeMemoryIs) {
       << "not measured: as many bytes as in fp32";
 }
 
+TEST(CostModel, DevicesOfOneHostHaveEqualPartsOfItsCores) {
+  MachineProfile machine = bare(1e15, 1e12);
+  machine.task_overhead.value = 0.0;
+  machine.copy_cores.value = 4.0;
+  machine.device_threads.value = 4.0;
+  ASSERT_EQ(machine.cores.value, 16.0);
+  Task update{.kind = TaskKind::update_cpu, .lane = Lane::cpu};
+  update.end = 1'000'000;
+  const Task gather{.kind = TaskKind::gather_weights, .lane = Lane::peers, .bytes = std::uint64_t{1} << 40};
+  const auto cost = [&](double devices, int threads, const Task& task) {
+    machine.devices.value = devices;
+    return CostModel(machine, StateFormat::fp32, threads).of(task, false);
+  };
+  const auto cores_of = [](const TaskCost& of) { return of.share[static_cast<std::size_t>(Resource::cores)]; };
+  EXPECT_DOUBLE_EQ(cost(2, 4, update).seconds, cost(1, 4, update).seconds) << "8 threads on 16 cores";
+  EXPECT_DOUBLE_EQ(cost(2, 16, update).seconds, 2.0 * cost(1, 16, update).seconds) << "32 threads";
+  EXPECT_DOUBLE_EQ(cores_of(cost(2, 4, update)), 0.5);
+  EXPECT_NEAR(cores_of(cost(2, 4, gather)), 0.5, 0.05) << "4 of 8 cores carry what this device gets";
+  machine.devices.value = 2;
+  EXPECT_DOUBLE_EQ(CostModel(machine, StateFormat::fp32).device_core_share(), 0.5) << "its 4 threads, of 8 cores";
+}
+
 TEST(CostModel, UpdateSecondsAreTheMaximumOfBothLines) {
   const double b = 60e9;
   const double p = 20e9;

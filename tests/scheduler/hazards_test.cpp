@@ -18,8 +18,8 @@ namespace {
 using testing::Lowered;
 using testing::Order;
 
-/// For each pair of tasks of which one writes what the other touches, in order of emission, there must be
-/// a path of dependencies. The caller's own stream orders its tasks among themselves.
+/// Check of dependencies. For each pair of tasks of which one writes what the other touches, in order of emission,
+/// there must be a path of dependencies. The caller's own stream orders its tasks among themselves.
 class HazardCheck {
  public:
   explicit HazardCheck(const Lowered& run) : run_(run), reach_(run.tasks.size()) {
@@ -88,7 +88,7 @@ void for_gradients(const Lowered& run, int layer, std::int64_t begin, std::int64
   }
 }
 
-/// What each task reads and writes, from the meaning of its kind alone.
+/// Reads and writes of each task, by the meaning of its kind alone.
 int check_hazards(const Lowered& run) {
   HazardCheck check(run);
   std::set<int> speculated;      // layers whose updates have run and are not decided about
@@ -115,7 +115,7 @@ int check_hazards(const Lowered& run) {
       for_gradients(run, t.layer, t.begin, t.end,
                     [&](std::int64_t b) { check.touch(i, key("gradient", t.layer, b), write); });
     };
-    // What the caller has filled, or another rank.
+    // Gradient that the caller or another rank has filled.
     const auto caller_gradient = [&] {
       if (t.receive_buffer < 0) return check.touch(i, key("gradient buffer", t.buffer, t.begin), false);
       EXPECT_NE(t.from_rank, run.plan.rank.index);
@@ -159,6 +159,18 @@ int check_hazards(const Lowered& run) {
         buffer_of[t.layer] = t.buffer;
         weights_home(false);
         EXPECT_FALSE(speculated.contains(t.layer)) << "fetches weights that may be taken back";
+        if (t.code_buffer < 0) break;
+        check.touch(i, key("layer's codes", t.layer), false);
+        check.touch(i, key("code buffer", t.code_buffer), true);
+        break;
+      case TaskKind::encode_weights:
+        weights_home(false);
+        check.touch(i, key("layer's codes", t.layer), true);
+        EXPECT_FALSE(speculated.contains(t.layer)) << "encodes weights that may be taken back";
+        break;
+      case TaskKind::decode_weights:
+        check.touch(i, key("code buffer", t.code_buffer), false);
+        check.touch(i, key("weight buffer", t.buffer), true);
         break;
       case TaskKind::round_gradient:
         caller_gradient();
@@ -309,6 +321,21 @@ TEST_P(Hazards, AreAllDependenciesWhereUpdatesRunBeforeTheNormIsKnown) {
   }
 }
 
+TEST_P(Hazards, AreAllDependenciesWhereWeightsCrossInCodes) {
+  for (const int resident : {0, 2}) {
+    for (const Order order : {Order{1, 1}, Order{2, 1}, Order{2, 2}}) {
+      for (const bool ahead : {false, true}) {
+        Lowered run(GetParam(), resident, 2, StateFormat::split, order, DType::bf16, {}, true);
+        if (ahead) run.speculate();
+        run.steps(5, true);
+        EXPECT_EQ(check_hazards(run), 0);
+        const bool streams = run.plan.streams_weights();
+        EXPECT_EQ(std::ranges::count(run.tasks, TaskKind::encode_weights, &Task::kind) > 0, streams);
+      }
+    }
+  }
+}
+
 TEST_P(Hazards, AreAllDependenciesWhereMicroBatchesPassThroughALayerAtOnce) {
   for (const int resident : {0, 2}) {
     for (const Order order : {Order{1, 1}, Order{2, 2}, Order{5, 5}, Order{5, 2}, Order{5, 2, true}}) {
@@ -375,7 +402,7 @@ TEST_P(Hazards, AreAllDependenciesOfEveryRank) {
   }
 }
 
-// What others read of a rank's weights ahead of a use that does not come is not overwritten either.
+// Weights of a rank that others read ahead of a use that does not come are not overwritten either.
 TEST_P(Hazards, AreAllDependenciesOfARankThatLeavesOutALayer) {
   for (const int resident : {0, 7}) {
     Lowered run(GetParam(), resident, 2, StateFormat::fp32, {}, DType::f32, {1, 2});

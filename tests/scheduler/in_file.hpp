@@ -1,5 +1,5 @@
 #pragma once
-// What of a plan lives in a file.
+// Share of a plan that lives in a file.
 #include <cstdint>
 
 #include "scheduler/plan/plan.hpp"

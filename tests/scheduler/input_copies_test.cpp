@@ -12,7 +12,7 @@ namespace tandem {
 namespace {
 
 constexpr int layers = 12;
-// What all but the last take in, less what stays in a ring of three.
+// Inputs that leave the device: those of all layers but the last, less those that stay in a ring of three.
 constexpr int leave = layers - 1 - 3;
 
 /// All state on the device, so that nothing crosses the link but inputs: a tenth of a second each, each way.
@@ -61,7 +61,7 @@ TEST(InputCopies, ShareTheLinkWithWeights) {
     step.options.offloaded_input_bytes = bytes;
     return step.simulated({1e-4, 1e-4}).backward_seconds;
   };
-  step.layout = testing::equal_layers(layers, 50 << 20);  // as many bytes of weights as of inputs
+  step.layout = testing::equal_layers(layers, 50 << 20);  // weights of as many bytes as the inputs
   EXPECT_NEAR(seconds(100'000'000) - seconds(0), 0.1 * leave, 0.15 * 0.1 * leave);
 }
 

@@ -12,14 +12,16 @@
 namespace tandem::testing {
 
 /// `gradient`: of the largest parameters; those of bf16 stand beside one of fp32 in every second layer, so that layers
-/// of one class are cut at different places.
-inline ParameterLayout small_layout(DType gradient = DType::f32) {
+/// of one class are cut at different places. `factors`: those layers have a matrix more, which may cross the link in a
+/// byte an element.
+inline ParameterLayout small_layout(DType gradient = DType::f32, bool factors = false) {
   ParameterLayout layout;
   layout.add_layer("embedding").add("t", {9, 1024}).add("still", {700}, {.trainable = false});
   for (int i = 0; i < 5; ++i) {
     auto layer = layout.add_layer("h." + std::to_string(i));
     layer.add("w", {300'000}, {.gradient = gradient});
     if (gradient == DType::bf16 && i % 2 == 0) layer.add("b", {150'000});
+    if (factors) layer.add("f", {300, 500}, {.gradient = gradient, .fp8_factor = true});
   }
   layout.add_layer("head").add("t", {9, 1024}).add("n", {10});
   layout.tie("embedding.t", "head.t");
@@ -43,8 +45,8 @@ struct Lowered {
   int unused = -1;                        ///< a layer whose gradients come without its weights
 
   explicit Lowered(const std::string& policy, int resident = 0, int prefetch = 2, StateFormat state = StateFormat::fp32,
-                   Order o = {}, DType gradient = DType::f32, Rank rank = {})
-      : layout(small_layout(gradient)), order(o) {
+                   Order o = {}, DType gradient = DType::f32, Rank rank = {}, bool factors = false)
+      : layout(small_layout(gradient, factors)), order(o) {
     OffloadOptions options;
     options.state = state;
     options.rank = rank;

@@ -27,12 +27,12 @@ TEST(Lower, APieceWaitsForTheUsersOfItsOwnElements) {
       std::size_t& count = most[run.tasks[i].kind];
       count = std::max(count, run.tasks.dependencies(i).size());
     }
-    constexpr std::size_t few = 20;  // of state, gradient, buffer and staging, and some uses of the layer
+    constexpr std::size_t few = 20;  // dependencies by state, gradient, buffer and staging, and some uses of the layer
     for (const TaskKind kind :
          {TaskKind::load_state, TaskKind::update_resident, TaskKind::flush_gradient, TaskKind::round_gradient}) {
       EXPECT_LE(most[kind], few) << policy << ' ' << name_of(kind);
     }
-    // Of a subgroup's pieces, which may have been updated one by one, each once.
+    // A kept gradient depends once on each piece of its subgroup, since pieces may have been updated one by one.
     EXPECT_LE(most[TaskKind::keep_gradient], few + 100) << policy;
   }
 }
@@ -156,7 +156,7 @@ TEST(Lower, ASaveReadsEveryValueOnceInTheOrderOfTheFile) {
   EXPECT_EQ(i, run.tasks.size());
 }
 
-// Of a parameter that lies in several subgroups, each update waits for its own part alone.
+// A parameter that lies in several subgroups: each update waits for its own part alone.
 TEST(Lower, AnUpdateWaitsForTheStateThatItOverwritesAndNoMore) {
   Lowered run("host");
   Lowering u(run.layout, run.plan);
@@ -240,8 +240,8 @@ TEST(Lower, TheLastLayersOfForwardAreNotFetchedTwice) {
   EXPECT_GT(fetches[2], 2);
 }
 
-/// What each of three steps of a model without shared weights fetches of its first layer, and whether it is there
-/// before backward comes to it.
+/// Fetches of the first layer in each of three steps of a model without shared weights, and whether backward has to
+/// wait for them.
 struct FirstLayer {
   std::vector<std::ptrdiff_t> fetches;
   bool waits_in_backward = false;
@@ -296,8 +296,8 @@ FirstLayer first_layer_of(bool trained, bool used_in_backward) {
   return first;
 }
 
-// As the embedding's: it would lie there until its update made it stale. That it is done without shows in the first
-// step.
+// A first layer that backward does not use, like the embedding: it would lie on the device until its update made it
+// stale. The first step shows that it is not fetched.
 TEST(Lower, WeightsThatBackwardDoesWithoutAreNotFetchedForIt) {
   EXPECT_EQ(first_layer_of(/*trained=*/true, /*used_in_backward=*/false).fetches,
             (std::vector<std::ptrdiff_t>{2, 1, 1}));
@@ -307,7 +307,7 @@ TEST(Lower, WeightsThatBackwardVisitsAreThereBefore) {
   for (const bool trained : {false, true}) {
     const FirstLayer first = first_layer_of(trained, /*used_in_backward=*/true);
     EXPECT_FALSE(first.waits_in_backward) << trained;
-    EXPECT_EQ(first.fetches.back(), trained ? 2 : 1) << trained;  // what is frozen is still there in the next forward
+    EXPECT_EQ(first.fetches.back(), trained ? 2 : 1) << trained;  // frozen weights are still there in the next forward
   }
 }
 
@@ -447,7 +447,7 @@ TEST(Lower, AnAbandonedStepLeavesNoGradientOpen) {
   Lowering u(run.layout, run.plan);
   for (int attempt = 0; attempt < 4; ++attempt) {
     u.begin_step({.micro_batches = 3});
-    for (int micro = 0; micro < 2; ++micro) {  // of the head: the embedding's stay open
+    for (int micro = 0; micro < 2; ++micro) {  // uses of the head: the embedding's stay open
       const GradientUse use = u.gradients(6, run.tasks);
       for (const GradientPlace& place : use.gradients) EXPECT_TRUE(place.fresh) << place.layer;
       u.commit(use, run.tasks);

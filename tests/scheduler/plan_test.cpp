@@ -138,7 +138,7 @@ TEST(Plan, SumsOnTheDeviceSaveThoseOnTheHost) {
   };
   const ParameterLayout layout = transformer_like();
   const std::size_t all = 4 * static_cast<std::size_t>(layout.state_elements());
-  std::size_t largest = 0;  // of each class: embedding, blocks, head
+  std::size_t largest = 0;  // bytes of the largest layer of each class: embedding, blocks, head
   for (const int l : {0, 1, layout.layer_count() - 1}) {
     largest += 4 * static_cast<std::size_t>(layout.layer(l).state_elements);
   }
@@ -159,7 +159,8 @@ TEST(Plan, SumsOnTheDeviceSaveThoseOnTheHost) {
   EXPECT_EQ(sums(tight, Place::pinned), all);
 }
 
-// Its buffer is no longer held from the head on: two, as other layers' micro-batches have, whatever their number.
+// The owner's buffer is no longer held from the head on: it has two, as other layers' micro-batches have, whatever
+// their number.
 TEST(Plan, OwnersThatMakeAllOfATiedGradientHaveNoBufferForEachMicroBatch) {
   const auto buffers = [](int at_once, bool owners_make, bool roomy = true) {
     OffloadOptions options = with("host");
@@ -427,7 +428,7 @@ TEST(Plan, TheHostCeilingIsTheCallersShareToo) {
   options.host_memory = advised_host_memory(text);
   EXPECT_NO_THROW(make_plan(transformer_like(), options, {64_GiB, 0}));
 
-  // What is available is for both, too.
+  // The available memory is for both, too.
   options.host_memory = std::nullopt;
   EXPECT_NO_THROW(make_plan(transformer_like(), options, {64_GiB, engine + 100_MiB}));
   refusal(options, {64_GiB, engine + 100_MiB - 1});
@@ -443,7 +444,7 @@ TEST(Plan, ADeviceOnHostMemoryLeavesTheHostItsPart) {
     PlanningFacts facts{64_GiB, 64_GiB};
     facts.device_is_host = true;
     const std::size_t at_will = all(make_plan(layout, options, facts));
-    // Where that is more than there is, something that is worth less than fitting gives way.
+    // If that is more memory than there is, something that is worth less than fitting gives way.
     for (const std::size_t there : {at_will, at_will - 1}) {
       facts.host_available = there + 80_MiB;
       EXPECT_LE(all(make_plan(layout, options, facts)), there) << policy;

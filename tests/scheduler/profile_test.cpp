@@ -144,13 +144,13 @@ TEST(Profile, EveryShippedProfileIsSoundAndNamesItsSources) {
   EXPECT_GE(count, 16);
 }
 
-/// What the machines of shipped profiles can do at most, by data sheets: decimal units a second.
+/// Upper limits of the machines of shipped profiles, by data sheets: decimal units a second.
 struct Limits {
   double tflops = 0.0;     ///< dense bf16 products with fp32 sums; not sparse, not with fp16 sums
-  double gigabytes = 0.0;  ///< of the device's own memory
+  double gigabytes = 0.0;  ///< bandwidth of the device's own memory
   double link = 0.0;       ///< gigabytes, one way
   double dram = 0.0;       ///< gigabytes, all channels of the host
-  double mebibytes = 0.0;  ///< of the device, as nvidia-smi shows them
+  double mebibytes = 0.0;  ///< memory of the device, as nvidia-smi shows it
 };
 
 constexpr double lane_of_pcie4 = 16.0 / 8 * 128 / 130;  // 16 GT/s, 128 bits in 130
@@ -181,7 +181,7 @@ const std::map<std::string, Limits> limits_of_shipped{
     {"gh200-coherent", {989, 4000, 450, 500, 97871}},                           // NVLink-C2C
 };
 
-/// What a profile promises beyond the machine's limits, one line each.
+/// Rates that a profile promises beyond the machine's limits, one line each.
 std::vector<std::string> beyond(const Limits& limits, const MachineProfile& p) {
   std::vector<std::string> found;
   const auto hold = [&](const char* what, double value, double most) {
@@ -283,7 +283,7 @@ TEST(Profile, ACopiedByteCostsWhatItTakesFromTheUpdate) {
 
 TEST(Profile, ACopiedByteIsOneWhereNothingSlowsAnything) {
   MachineProfile p = beside_copies(100e9);
-  p.dram.value = 200e9;  // of which 100 are left to 40 of copies
+  p.dram.value = 200e9;  // 100 of these are left to copies of 40
   const Figure cost = copy_dram_of(p, 40e9);
   EXPECT_EQ(cost.value, 1.0);
   EXPECT_EQ(cost.source, "DMA touches each byte once");
@@ -325,6 +325,21 @@ TEST(Profile, FewerUpdateThreadsAreAsFastAsTheyWereMeasured) {
   EXPECT_DOUBLE_EQ(with_update_threads(p, 4).cpu_update.value, 0.7 * all);
   EXPECT_DOUBLE_EQ(with_update_threads(p, 6).cpu_update.value, 0.85 * all);
   EXPECT_EQ(with_update_threads(p, 8).cpu_update_cores.value, 8.0);
+}
+
+TEST(Profile, DevicesMadeOfTheCpuShareItsCoresOnceTheyAreMoreThanThese) {
+  MachineProfile p = testing::desktop();
+  p.device_kind = "host";
+  p.device_threads.value = 8.0;
+  ASSERT_EQ(p.cores.value, 16.0);
+  EXPECT_EQ(shared_by(p, 2).matmul.value, p.matmul.value) << "16 threads on 16 cores";
+  EXPECT_DOUBLE_EQ(shared_by(p, 3).device_update.value, p.device_update.value / 1.5);
+  EXPECT_DOUBLE_EQ(shared_by(p, 4).matmul.value, p.matmul.value / 2.0);
+  EXPECT_EQ(shared_by(p, 4).devices.value, 4.0);
+  p.device_threads.value = 0.0;  // not said
+  EXPECT_DOUBLE_EQ(shared_by(p, 2).matmul.value, p.matmul.value / 2.0);
+  p.device_kind = "cuda";
+  EXPECT_EQ(shared_by(p, 4).matmul.value, p.matmul.value) << "each has its own";
 }
 
 TEST(Profile, DifferenceNamesWhatDiffers) {

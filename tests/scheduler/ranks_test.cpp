@@ -33,7 +33,8 @@ ParameterLayout odd_layout() {
 
 constexpr int counts[] = {1, 2, 3, 5, 8, 13, 200};
 
-/// That ranges follow each other from `begin` to `end`, as equal as can be, those of the first ranks the largest.
+/// Checks that ranges follow each other from `begin` to `end`, as equal as can be, those of the first ranks the
+/// largest.
 void expect_shares(const std::vector<ElementRange>& ranges, std::int64_t begin, std::int64_t end) {
   std::int64_t at = begin;
   for (const ElementRange& range : ranges) {
@@ -136,7 +137,7 @@ constexpr PlanningFacts rank_facts{.device_capacity = std::size_t{1} << 34, .hos
 constexpr const char* policies[] = {"device", "host", "static:0.3", "interleave:2", "interleave:2,resident=0.4",
                                     "stream", "auto"};
 
-/// That all but the slices of `plan` is as in that of the first rank, and no memory more.
+/// Checks that all but the slices of `plan` is as in the first rank's plan, and that it takes no more memory.
 void expect_same_structure(const Plan& plan, const Plan& first) {
   EXPECT_EQ(plan.common_text(), first.common_text());
   EXPECT_EQ(plan.piece_elements, first.piece_elements);
@@ -203,7 +204,7 @@ TEST(PlansOfRanks, TakeLessMemoryThanThatOfOne) {
   }
 }
 
-// What one rank pins is mapped on the devices of all.
+// Memory that one rank pins is mapped on the devices of all.
 TEST(PlansOfRanks, CountPageTablesOfWhatAllPin) {
   const ParameterLayout layout = testing::equal_layers(8, 1 << 20);
   constexpr std::size_t step = 20 << 20, granule = 2 << 20;

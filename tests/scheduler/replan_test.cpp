@@ -127,7 +127,7 @@ TEST(Replan, BooksRoomForEveryDivisionUnderTheCeilings) {
   for (const UpdatePath path : {UpdatePath::cpu, UpdatePath::streamed}) {
     OffloadOptions options = run.options;
     options.policy = parse_policy("static:0");
-    options.speculate = Speculate::off;  // what takes updates back goes where there is room
+    options.speculate = Speculate::off;  // memory for taking updates back is used only where there is room
     std::vector<UpdatePath>& paths = options.paths.emplace();
     for (const Subgroup& s : run.plan.subgroups) {
       paths.push_back(s.tier == Tier::device ? UpdatePath::resident : path);

@@ -71,7 +71,7 @@ TEST(ResidentLayers, OfATiedModelIsTheTableOneOfThoseFetchedTwice) {
   EXPECT_EQ(order_of(between_tables(true), options_with("host")), (std::vector<int>{0, 1, 2, 3, 4, 5}));
 }
 
-// What the CPU updates must be sent to them, and what the device updates need not return from them.
+// Layers that the CPU updates receive their weights, and those that the device updates need not return them.
 TEST(ResidentLayers, AreThoseThatTheDeviceUpdatesFirst) {
   const std::vector<int> last_half = order_of(between_tables(false), options_with("static:0.5"));
   EXPECT_EQ(last_half, (std::vector<int>{3, 4, 5, 1, 2, 0}));
@@ -105,7 +105,7 @@ TEST(ResidentLayers, LeaveOneBufferToOthersThatAreFarFromEachOther) {
   EXPECT_EQ(buffers(false, 12), (std::vector<int>{1, 1})) << "one block passes, between tables far from each other";
 }
 
-// What lies between may be of another size, or stay.
+// Layers in between may be of another size, or stay.
 TEST(ResidentLayers, LeaveSeveralBuffersToOthersThatAlternate) {
   ParameterLayout layout;
   for (int i = 0; i < 6; ++i) {

@@ -234,7 +234,7 @@ TEST(Simulator, ASaveBesideTrainingHoldsTheStepsThatItsUpdatesHold) {
       return simulate(layout, plan, p, compute_of(layers, forward), {.save = true});
     };
     const double alone = simulate(layout, plan, p, compute_of(layers, forward)).step_seconds;
-    // As fast as that it is over before any update could wait.
+    // A disk so fast that the save is over before any update could wait.
     const Simulation fast = with_disk(1e12);
     EXPECT_EQ(fast.steps, 1);
     EXPECT_NEAR(fast.step_seconds, alone, 1e-6 * alone);
@@ -354,7 +354,7 @@ TEST(Simulator, CoarsePiecesTakeAsLongAsTheirPiecesInFarFewerTasks) {
       for (const auto& [micro_batches, at_once] : {std::pair{1, 1}, {8, 1}, {8, 8}, {12, 3}}) {
         const LargeStep step(seed, policy, micro_batches, at_once);
         const Simulation exact = step.simulated({.each_micro_batch = true});
-        // As many as the search takes, which for passes of several micro-batches are fewer.
+        // Number of pieces that the search takes, which is smaller for passes of several micro-batches.
         const Simulation coarse_pieces =
             step.simulated({.coarse_pieces = 1 < at_once && at_once < micro_batches ? 120 : 300});
         const double error = std::abs(coarse_pieces.step_seconds / exact.step_seconds - 1.0);

@@ -32,7 +32,8 @@ OffloadOptions with_folder(const std::string& policy, StateFormat state = StateF
   options.state = state;
   options.subgroup_size = std::int64_t{1} << 20;
   options.state_folder = "/fast";
-  options.speculate = Speculate::off;  // what takes updates back goes where there is room, and has tests of its own
+  // Memory for taking updates back is used only where there is room, and has tests of its own.
+  options.speculate = Speculate::off;
   return options;
 }
 
@@ -165,7 +166,8 @@ TEST(StateInAFile, TakesAsLongAsItIsReadAndWritten) {
         EXPECT_EQ(s.bound_by(), Resource::file);
         return s.step_seconds;
       };
-      // Both ways at once, each at its rate; then together at what they share; then each after the other's end.
+      // A disk that reads and writes at once, each at its rate; then one that shares a rate between both; then one that
+      // does one after the other.
       EXPECT_NEAR(seconds(4e9, 8e9, 12e9), bytes / 4e9, 0.05 * bytes / 4e9) << policy;
       EXPECT_NEAR(seconds(8e9, 4e9, 12e9), bytes / 4e9, 0.05 * bytes / 4e9) << policy;
       EXPECT_NEAR(seconds(4e9, 4e9, 4e9), 2 * bytes / 4e9, 0.05 * 2 * bytes / 4e9) << policy;

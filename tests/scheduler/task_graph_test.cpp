@@ -1,4 +1,4 @@
-// Which tasks the graph calls ready, against a model that looks at every task each time.
+// Tasks that the graph calls ready, beside a model that looks at every task each time.
 #include "scheduler/tasks/task_graph.hpp"
 
 #include <gtest/gtest.h>
@@ -37,6 +37,22 @@ TEST(Ring, KeepsWhatItHoldsWhileItGrowsAndWraps) {
   }
 }
 
+TEST(LaneSet, HasWhatWasAddedAndNoMore) {
+  LaneSet some(Lane::device);
+  some.add(Lane::peers);
+  some.add(Lane::caller);
+  EXPECT_EQ(some.first(), Lane::caller);
+  some.remove(Lane::caller);
+  EXPECT_EQ(some.first(), Lane::device);
+  EXPECT_FALSE((some & LaneSet(device_lanes)).empty());
+  EXPECT_TRUE(some.without(LaneSet(device_lanes)).empty());
+  for (int lane = 0; lane < lane_count; ++lane) {
+    const Lane one = static_cast<Lane>(lane);
+    EXPECT_EQ(some.has(one), one == Lane::device || one == Lane::peers) << name_of(one);
+    EXPECT_EQ(LaneSet(device_lanes).has(one), is_of_device(one)) << name_of(one);
+  }
+}
+
 TEST(TaskGraph, RestartedItIsAsNew) {
   TaskGraph graph;
   graph.add(task_of(0, Lane::cpu), {});
@@ -45,6 +61,7 @@ TEST(TaskGraph, RestartedItIsAsNew) {
   graph.restart(10);
   EXPECT_TRUE(graph.empty());
   EXPECT_FALSE(graph.known(0));
+  EXPECT_TRUE(graph.ready_lanes().empty());
   for (int lane = 0; lane < lane_count; ++lane) EXPECT_EQ(graph.ready(static_cast<Lane>(lane)), no_task);
   graph.add(task_of(10, Lane::peers), {});
   graph.add(task_of(11, Lane::cpu), std::vector<TaskId>{1, 10});
@@ -181,7 +198,10 @@ class RandomGraph {
     }
   }
   void compare() const {
-    for (const Lane lane : lanes) ASSERT_EQ(graph_.ready(lane), model_.ready(lane)) << name_of(lane);
+    for (const Lane lane : lanes) {
+      ASSERT_EQ(graph_.ready(lane), model_.ready(lane)) << name_of(lane);
+      ASSERT_EQ(graph_.ready_lanes().has(lane), model_.ready(lane) != no_task) << name_of(lane);
+    }
     ASSERT_EQ(graph_.begin(), model_.oldest());
     for (TaskId id = graph_.begin(); id < graph_.end(); ++id) compare_dependencies(id);
   }

@@ -22,7 +22,7 @@ FOLDERS = ["core", "cpu_ops", "gpu_ops", "scheduler", "offload", "models", "data
            "cli", "python", "tests", "bench", "examples"]
 SOURCES = {".hpp", ".h", ".cpp", ".cu", ".cuh"}
 
-# What is no code: comments, literals and directives. A quote between digits separates them.
+# Text that is no code: comments, literals and directives. A quote between digits separates them.
 NO_CODE = re.compile(
     r'//(?:\\\n|[^\n])*|/\*.*?\*/|R"([^\s()\\]{0,16})\(.*?\)\1"|"(?:\\.|[^"\\\n])*"'
     r"|(?<![0-9a-fA-F])'(?:\\.|[^'\\\n])+'|^[ \t]*\#(?:\\\n|/\*.*?\*/|[^\n])*", re.S | re.M)
@@ -64,7 +64,7 @@ class File:
         return bisect.bisect_right(self.starts, self.tokens[token][1]) - 1
 
     def match(self):
-        """By index of an opening bracket, that of the closing one."""
+        """Index of the closing bracket for each index of an opening one."""
         matches, open_ones = {}, []
         for i, (word, _) in enumerate(self.tokens):
             if word in OPENING:
@@ -109,7 +109,7 @@ class File:
         start = i
         words = []  # up to the first parenthesis
         parameters = False  # there was one
-        initializers = False  # of members
+        initializers = False  # in a list of initializers of members
         while i < end:
             word = self.word(i)
             if word == ";":
@@ -161,13 +161,13 @@ class File:
         return self.tokens[i][0] if 0 <= i < len(self.tokens) else ""
 
     def brace(self, words, parameters, initializers, i):
-        """What a brace opens, by what is before it."""
+        """Kind of thing that a brace opens, by what is before it."""
         before = self.word(i - 1)
         if "=" in words and "operator" not in words:
             return "value"
         if parameters:
             if initializers and (WORD.match(before) or before == ">") and before != "try":
-                return "value"  # of a member
+                return "value"  # initializer of a member
             return "function"
         if "namespace" in words:
             return "namespace"

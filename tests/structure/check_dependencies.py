@@ -24,7 +24,7 @@ from pathlib import Path
 LONGEST_FILE = 600
 FULL_FOLDER = 30
 
-# Who may include whom. Every module may include itself.
+# Modules that each module may include. Every module may include itself.
 MAY_INCLUDE = {
     "core": set(),
     "cpu_ops": {"core"},
@@ -41,7 +41,7 @@ MAY_INCLUDE["train"] = set(MAY_INCLUDE) - {"cpu_ops", "gpu_ops"}
 MAY_INCLUDE["cli"] = set(MAY_INCLUDE)
 MAY_INCLUDE["python"] = set()  # nothing but the public headers
 MODULES = set(MAY_INCLUDE)
-# Of modules that have parts: which part may include which other parts of its module. Every part may include itself.
+# Parts that each part of a module may include, for modules that have parts. Every part may include itself.
 PARTS = {
     "core": {
         "numerics": set(),
@@ -174,13 +174,13 @@ def length_of(path):
 
 
 def stem_of(path):
-    """Its path without suffixes, `version` for version.hpp.in."""
+    """Path without suffixes, `version` for version.hpp.in."""
     folder, slash, name = path.rpartition("/")
     return folder + slash + name.split(".")[0]
 
 
 def in_full(pattern):
-    """What a pattern with braces stands for, as in a shell."""
+    """Words that a pattern with braces stands for, as in a shell."""
     found = BRACES.search(pattern)
     if not found:
         return [pattern]

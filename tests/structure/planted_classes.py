@@ -62,7 +62,7 @@ INITIALIZERS = """Planted::Planted(int x)
 %s}
 """
 
-# what is tried, files by path, lines that Planted must be found to have in its longest
+# name of the case, files by path, lines that Planted must be found to have in its longest
 CASES = [
     ("a body", {"core/a/p.hpp": in_namespace(body(NAME, 501))}, 501),
     ("a body that is just short enough", {"core/a/p.hpp": in_namespace(body(NAME, 500))}, 500),
@@ -97,7 +97,7 @@ CASES = [
     ("an unnamed namespace", {"core/a/p.cpp": in_namespace(f"namespace {{\n{body(NAME, 501)}}}\n")}, 501),
     ("a public header and its module",
      {"include/tandem/p.hpp": in_namespace(body(NAME, 10)), "api/p.cpp": in_namespace(member(f"{NAME}::run", 491))}, 501),
-    # What does not count.
+    # Parts of a file that do not count.
     ("functions beside it", {"core/a/p.hpp": in_namespace(body(NAME, 10) + member("run", 600))}, 10),
     ("functions of a namespace", {"core/a/p.hpp": in_namespace(body(NAME, 10) + member("other::run", 600))}, 10),
     ("another module",

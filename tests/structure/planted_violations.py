@@ -68,7 +68,7 @@ PLANTED = [
     ("offload/state/planted.cpp", '#include "io/checkpoint.hpp"\n', "part"),
     ("io/planted.cpp", '#include "offload/engine/engine.hpp"\n', "dependency"),
     ("train/planted.cpp", "// beside the parts\n", "part"),
-    # What is right must pass, or the check would prove nothing.
+    # Right files must pass, or the check would prove nothing.
     ("io/planted.cpp", "// line\n" * 600, None),
     ("core/numerics/planted.hpp", "#pragma once\n#ifdef __CUDACC__\n#endif\n", None),
     ("train/runtime/planted.cpp", '#include "offload/engine/engine.hpp"\n#include "tandem/engine.hpp"\n', None),

@@ -109,7 +109,7 @@ def patches(config, random):
             "pixel_values": torch.randn((BATCH * 16, depth), generator=random), "image_grid_thw": torch.tensor([[1, 4, 4]] * BATCH)}
 
 
-#: Those of a normal run.
+#: Architectures of a normal run.
 NORMAL = ("LlamaForCausalLM", "MixtralForCausalLM", "Mamba2ForCausalLM", "T5ForConditionalGeneration", "ViTForImageClassification",
           "LlavaForConditionalGeneration")
 #: Parts of the state where the smallest plan needs more than a quarter: blocks are few, shared, or of very different sizes.

@@ -19,7 +19,7 @@ PAGE = pathlib.Path(__file__).resolve().parents[2] / "docs" / "pytorch-architect
 ALL = os.environ.get("TANDEM_ARCHITECTURES") == "all"
 STEPS, RATE, BETA = 10, 3e-3, 0.9
 TOLERANCE = 1e-3
-STATE_BYTES = 16  # of a parameter: weight, gradient and moments
+STATE_BYTES = 16  # bytes of a parameter: weight, gradient and moments
 TINY = 1e-6  # norm of a gradient that is none but for roundings
 
 
@@ -60,7 +60,7 @@ def streamed(row, **options):
 
 
 def first_gradients(module, optimizer):
-    """What the first step's gradients were, by the first moments that began at zero; parameters without one are left out."""
+    """Gradients of the first step, by the first moments that began at zero; parameters without one are left out."""
     state = optimizer.state_dict()["state"]
     numbers = {id(p): i for i, p in enumerate(p for group in optimizer.param_groups for p in group["params"])}
     return {name: state[numbers[id(p)]]["exp_avg"] / (1 - BETA) for name, p in module.named_parameters() if numbers[id(p)] in state}

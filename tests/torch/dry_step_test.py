@@ -107,7 +107,7 @@ class Reserve(unittest.TestCase):
                 make().save_pretrained(pathlib.Path(folder))
                 with tandem.empty_parameters():
                     model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
-                if config.model_type == "llama":  # which tokens go to which expert depends on weights
+                if config.model_type == "llama":  # experts that tokens go to depend on weights
                     self.check(lambda model=model: model, lambda model: model.train()(**batch).loss, batch, source=folder, device="host",
                                resident=["lm_head"])
 
@@ -151,7 +151,7 @@ class Reserve(unittest.TestCase):
         model = Model()
         with self.assertRaises(ZeroDivisionError):
             stream(model, reserved_device_memory="auto", example=lambda model: 1 / 0)
-        stream(model)  # as it was
+        stream(model)  # the module is as it was
 
 
 if __name__ == "__main__":

@@ -2,7 +2,9 @@
 import json
 import os
 import pathlib
+import re
 import shlex
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -57,7 +59,9 @@ class Command(unittest.TestCase):
         self.assertEqual(answer.count("\n"), 1)
         folder = self.root / "straight" / "model"
         self.assertEqual(self.run_command("chat", folder, "--temperature", "0", "--max-tokens", "5", text="what is 3?\n"), answer)
-        self.check_a_kill(self.files("straight"))
+        expected = self.files("straight")
+        self.check_a_kill(expected)
+        self.check_a_folder_that_was_deleted("straight", expected)
 
     def test_what_does_not_fit_may_be_changed(self):
         small = ["finetune", "model", self.data, "--out", "small", "--device", "host", "--steps", "1", "--device-memory"]
@@ -106,30 +110,68 @@ class Command(unittest.TestCase):
         self.assertEqual(done.returncode, 0, done.stderr)
         self.assertIn("generated_text", done.stdout)
 
-    def check_an_early_end(self):
-        """A signal while PyTorch is loaded ends it as it does later."""
-        process = subprocess.Popen(self.command("finetune", "model", self.data, "--out", "broken", *FLAGS), env=self.environment, cwd=self.root,
+    def begin(self, out, *flags):
+        """A call that goes on beside the test."""
+        process = subprocess.Popen(self.command("finetune", "model", self.data, "--out", out, *FLAGS, *flags), env=self.environment, cwd=self.root,
                                    stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-        begun, end = self.root / "broken" / "finetune.toml", time.monotonic() + 60
-        while process.poll() is None and time.monotonic() < end and not begun.exists():
+        self.addCleanup(process.stderr.close)
+        self.addCleanup(process.wait)
+        self.addCleanup(process.kill)
+        return process
+
+    def wait_for(self, process, condition):
+        """Waits until something is so, or the process has ended."""
+        end = time.monotonic() + 300
+        while process.poll() is None and not condition():
+            self.assertLess(time.monotonic(), end, "waited in vain")
             time.sleep(0.01)
-        process.terminate()
-        said = process.communicate()[1]
-        self.assertEqual((process.returncode, said.splitlines()[-1]), (143, "ended by a signal; the same command goes on"))
+
+    def told_steps(self, out):
+        metrics = self.root / out / "metrics.jsonl"
+        return metrics.read_text().count("\n") if metrics.exists() else 0
+
+    def test_ended_by_a_signal(self):
+        """While PyTorch is loaded, and after steps: of a run that has more of them left than any machine takes before the signal comes."""
+        for steps in (0, 2):
+            with self.subTest(steps=steps):
+                out = f"after {steps}"
+                process = self.begin(out, "--steps", "1000000")
+                self.wait_for(process, (self.root / out / "finetune.toml").exists)
+                self.wait_for(process, lambda: self.told_steps(out) >= steps)
+                process.terminate()
+                said = process.communicate()[1]
+                self.assertEqual((process.returncode, said.splitlines()[-1]), (143, "ended by a signal; the same command goes on"))
+                self.assertFalse((self.root / out / "model").exists())
+
+    def killed_between(self, out):
+        """Leaves a run that was killed after its ninth step. One that had ended before it could be killed is taken away, and begun anew."""
+        for _ in range(10):
+            process = self.begin(out)
+            self.wait_for(process, lambda: self.told_steps(out) > 8)
+            process.kill()
+            if process.wait() != 0 and not (self.root / out / "stages" / "model.json").exists():
+                return
+            shutil.rmtree(self.root / out)
+        self.fail("each run ended before it could be killed")
 
     def check_a_kill(self, expected):
         """Killed once it has taken steps, it comes to the same files."""
-        self.check_an_early_end()
-        process = subprocess.Popen(self.command("finetune", "model", self.data, "--out", "broken", *FLAGS), env=self.environment, cwd=self.root,
-                                   stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        metrics, end = self.root / "broken" / "metrics.jsonl", time.monotonic() + 120
-        while process.poll() is None and time.monotonic() < end and not (metrics.exists() and metrics.read_text().count("\n") > 8):
-            time.sleep(0.01)
-        process.kill()
-        self.assertNotEqual(process.wait(), 0)
+        self.killed_between("broken")
         self.assertIn("resumed from the checkpoint of step", self.finetune("broken"))
         self.assertEqual(self.files("broken"), expected)
         self.assertNotIn("step  1/", self.finetune("broken"))
+
+    def check_a_folder_that_was_deleted(self, out, expected):
+        """It is written again, without a step, and the figures of the run stay; then there is nothing to do."""
+        summary = (self.root / out / "summary.json").read_bytes()
+        shutil.rmtree(self.root / out / "model")
+        said = self.finetune(out)
+        self.assertIn("is not there any more: it is written again", said)
+        self.assertEqual(re.findall("^step .*", said, re.M), [])
+        self.assertEqual((self.files(out), (self.root / out / "summary.json").read_bytes()), (expected, summary))
+        said = self.finetune(out)
+        self.assertIn("all of which is done already", said)
+        self.assertNotIn("engine: ", said)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
-"""What the tests of training by PyTorch share: small random models with a tokenizer of bytes, prepared chats, and runs over them. As a
-program: trains in a process that is killed at random moments, until a run ends: finetune_runs.py PACKAGE FOLDER KILLS."""
+"""Parts that the tests of training by PyTorch share: small random models with a tokenizer of bytes, prepared chats, and
+runs over them. As a program: trains in a process that is killed at random moments, until a run ends: finetune_runs.py
+PACKAGE FOLDER KILLS."""
 import contextlib
 import io
 import json

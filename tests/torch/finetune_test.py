@@ -1,5 +1,6 @@
 """Training of a fine-tuning by PyTorch: documents of a row do not see each other, a loss is the mean over targets, the rate is the
 program's; killed at any moment it comes to the bits of a run that was not; the best model is left, whole, and answers."""
+import dataclasses
 import errno
 import io
 import json
@@ -29,7 +30,7 @@ except ImportError as error:
 import numpy  # noqa: E402
 
 import tandem  # noqa: E402
-from tandem.finetuning import torch_model  # noqa: E402
+from tandem.finetuning.with_torch import model as torch_model  # noqa: E402
 from tandem.finetuning.learning_rate import rate  # noqa: E402
 from tandem.finetuning.refusal import Refusal  # noqa: E402
 from tandem.finetuning.token_rows import NO_TARGET, Order, TokenRows, groups_of  # noqa: E402
@@ -154,7 +155,7 @@ class Rows(unittest.TestCase):
 
 class Rate(unittest.TestCase):
     def test_it_is_that_of_the_program(self):
-        """By hand from docs/cli.md: warm-up in a line, then down to a tenth at the last step."""
+        """Rates by hand from docs/cli.md: warm-up in a line, then down to a tenth at the last step."""
         rates = {kind: [rate(kind, 1.0, step, 10, 2) for step in (1, 2, 6, 9, 10)] for kind in ("constant", "linear", "cosine", "wsd")}
         expected = {"constant": [0.5, 1, 1, 1, 1], "linear": [0.5, 1, 0.55, 0.2125, 0.1],
                     "cosine": [0.5, 1, 0.55, 0.1 + 0.45 * (1 + math.cos(math.pi * 7 / 8)), 0.1], "wsd": [0.5, 1, 1, 1, 0.1]}
@@ -167,7 +168,7 @@ class Rate(unittest.TestCase):
 class Loss(RunTest):
     """The first step against transformers' own model in fp32, document by document."""
 
-    NOISE = 0.12  # of the loss of a token, in bf16
+    NOISE = 0.12  # bound on the error of a token's loss, in bf16
 
     def reference(self, rows, apart=True):
         """Losses of all targets of rows, their mean, and the norm of its gradient."""
@@ -317,7 +318,7 @@ class Run(RunTest):
 
     def digest_of_one_step(self, lr):
         """Digest after the first step alone, at the same rate."""
-        with unittest.mock.patch("tandem.finetuning.torch_training.rate", lambda *_: lr):
+        with unittest.mock.patch("tandem.finetuning.with_torch.training.rate", lambda *_: lr):
             return self.train(out="one", steps=1, evaluate_every=0, checkpoint_every=0) and self.summary("one")["state_digest"]
 
     def test_ten_such_steps_end_a_run(self):
@@ -334,6 +335,35 @@ class Run(RunTest):
         self.assertEqual(model.dtype, torch.bfloat16)
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
         self.assertEqual(tokenizer.decode(tokenizer("What is 3?")["input_ids"]), "What is 3?")
+
+    def test_the_model_appears_complete(self):
+        """With all that is added to it; where that fails there is none, and the next call writes it. Deleted, it is written again. The figures
+        of the run stay."""
+        model = self.folder / "run" / "model"
+
+        def add(folder):
+            self.assertTrue((folder / "model.safetensors").is_file())
+            self.assertFalse(model.exists())
+            if not failing:
+                (folder / "added.txt").write_text("by the caller")
+            else:
+                raise OSError("no room")
+
+        run = dataclasses.replace(runs.run_of(self.folder), complete=add)
+        failing = True
+        with self.assertRaises(Refusal):
+            train(run, self.said.append)
+        self.assertFalse(model.exists())
+        failing = False
+        train(run, self.said.append)
+        expected = self.result()
+        self.assertEqual(expected, self.uninterrupted())
+        summary = self.summary()
+        shutil.rmtree(model)
+        train(run, self.said.append)
+        self.assertEqual((self.result(), self.summary()), (expected, summary))
+        self.assertEqual((model / "added.txt").read_text(), "by the caller")
+        self.assertEqual([path.name for path in (self.folder / "run").glob(".*")], [])
 
     def test_models_and_data_that_will_not_do(self):
         runs.prepare(self.folder, self.folder / "model", runs.chats(9), layout="stream", row_length=None)

@@ -188,7 +188,7 @@ class Models(HubTest):
         self.find()
 
     def test_quantized_weights_that_stay_as_they_are(self):
-        """As the base of adapters they are downloaded, and found without a network."""
+        """Quantized weights are downloaded as the base of adapters, and found without a network."""
         config = b'{"quantization_config": {"quant_method": "bitsandbytes"}}'
         self.put({**MODEL, "config.json": config})
         self.refuses(4, "quantized (bitsandbytes)", "--lora-rank 16")

@@ -22,7 +22,7 @@ class Mathematics(unittest.TestCase):
         return [{"params": decayed, "weight_decay": 0.3, "lr": 2e-2}, {"params": others, "weight_decay": 0.0, "betas": (0.8, 0.95), "eps": 1e-6}]
 
     def test_masters_and_moments_are_those_of_torch(self):
-        """The same gradients to both, some of them None: 25 steps with groups, a scheduler and clipping."""
+        """Both optimizers get the same gradients, some of them None: 25 steps with groups, a scheduler and clipping."""
         for dtype in (torch.bfloat16, torch.float32):
             ours, theirs = Small(dtype), Small(dtype)
             optimizer = tandem.optim.AdamW(self.groups(ours), lr=1e-2, device_memory="8MiB", policy="interleave:2")

@@ -1,4 +1,4 @@
-"""Adapters of experts and of layers that files hold in one tensor: those that tandem has trained as PEFT loads them, and those that PEFT
+"""Adapters of experts, of routers and of layers that files hold in one tensor: those that tandem has trained as PEFT loads them, and those that PEFT
 has made as tandem does."""
 import json
 import pathlib
@@ -23,9 +23,10 @@ FIXTURES = ROOT / "tests" / "models" / "fixtures"
 RANK = ["--lora-rank", "3", "--lora-alpha", "12"]
 CASES = {
     "phi3": [[]],
-    "mixtral": [["--lora-experts", "all"], ["--lora-targets", "w1,w2,w3,v_proj"]],
+    "mixtral": [["--lora-experts", "all"], ["--lora-targets", "w1,w2,w3,v_proj"],
+                ["--lora-experts", "gate_up_proj, down_proj, mlp.gate.weight"]],
     "qwen3_moe": [["--lora-experts", "all", "--lora-targets", "none"],
-                  ["--lora-targets", "q_proj,gate_proj,up_proj,down_proj"]],
+                  ["--lora-targets", "q_proj,gate_proj,up_proj,down_proj"], ["--lora-targets", "gate"]],
     "olmoe": [["--lora-experts", "down_proj"], ["--lora-experts", "layers.1.mlp.experts.gate_up_proj,0.mlp.experts.down_proj"]],
 }
 
@@ -94,8 +95,9 @@ class AdaptersOfPeft(unittest.TestCase):
 
     def test_what_peft_makes_of_experts_modules_is_taken(self):
         """PEFT makes one parameter of them, with ranks and alphas by module."""
-        for name, targets in {"qwen3_moe": ["q_proj", "gate_proj", "up_proj", "down_proj"], "mixtral": ["w1", "w2", "w3"]}.items():
-            with self.subTest(name), tempfile.TemporaryDirectory() as folder:
+        for name, targets in [("qwen3_moe", ["q_proj", "gate_proj", "up_proj", "down_proj"]), ("mixtral", ["w1", "w2", "w3"]),
+                              ("mixtral", "all-linear"), ("mixtral", ["gate", "v_proj"])]:
+            with self.subTest(name, targets=targets), tempfile.TemporaryDirectory() as folder:
                 base, ids, work = self.base(pathlib.Path(folder), name)
                 torch.manual_seed(5)
                 model = peft.get_peft_model(self.load(base), peft.LoraConfig(r=2, lora_alpha=5, target_modules=targets))

@@ -1,4 +1,4 @@
-"""What PyTorch trains like the engine: fused AdamW on fp32 masters of bf16 weights, for Trainers."""
+"""Optimizer of PyTorch that trains like the engine: fused AdamW on fp32 masters of bf16 weights, for Trainers."""
 from sandbox import torch
 
 

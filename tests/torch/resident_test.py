@@ -89,7 +89,7 @@ class Resident(unittest.TestCase):
             return next(row.bytes for row in rows if "reserved" in row.name or "caller" in row.name)
         position, head = ROWS * WIDTH * 8, WORDS * WIDTH * 8  # weights and gradients in fp32
         for options, expected in (({}, position), ({"resident": ["head"]}, position + head), ({"reserved_device_memory": 1000}, position + 1000)):
-            self.assertEqual(reserved(**options), -(-expected // 256) * 256)  # as the plan rounds
+            self.assertEqual(reserved(**options), -(-expected // 256) * 256)  # the plan rounds up so
 
     def test_a_frozen_module_in_the_least_memory(self):
         model, plain = stream(Reads(blocks=9).requires_grad_(False), resident=["head"], device_memory="least"), Reads(blocks=9)

@@ -1,4 +1,4 @@
-"""What the tests beside PyTorch share: the built package, small modules, and the reference that they are held against."""
+"""Parts that the tests beside PyTorch share: the built package, small modules, and the reference for comparisons."""
 import os
 import pathlib
 import sys

@@ -47,7 +47,7 @@ class Saving(unittest.TestCase):
         tracemalloc.start()
         with LiveBytes(torch.device("cpu")) as live:
             model.save_pretrained(self.folder / name, **how)
-        others = tracemalloc.get_traced_memory()[1]  # of Python and NumPy
+        others = tracemalloc.get_traced_memory()[1]  # memory of Python and NumPy
         tracemalloc.stop()
         files = sorted(self.folder.joinpath(name).glob("*.safetensors"))
         tensors = {key: value for file in files for key, value in load_file(file).items()}
@@ -71,13 +71,13 @@ class Saving(unittest.TestCase):
                     continue
                 self.assertGreater(len(mine_files), 4)
                 index, other = (json.loads((self.folder / f"{name}1{end}" / "model.safetensors.index.json").read_text()) for end in (" streamed", ""))
-                if name == "experts":  # whose parts transformers takes for as large as the whole that they are made of
+                if name == "experts":  # transformers takes each of its parts for as large as the whole
                     self.assertEqual(sorted(index["weight_map"]), sorted(other["weight_map"]))
                 else:
                     self.assertEqual((index, mine_files), (other, files))
 
     def test_one_parameter_at_a_time(self):
-        """Also where transformers makes many tensors of one parameter, as for experts, and with resident modules."""
+        """Parameters of experts, of which transformers makes many tensors, and resident modules are among them."""
         many = {"num_hidden_layers": 10, "hidden_size": 256, "intermediate_size": 256, "vocab_size": 2048}
         for config in (transformers.LlamaConfig(**{**COMMON, **many}, tie_word_embeddings=True),
                        transformers.MixtralConfig(**{**COMMON, **many}, num_local_experts=4)):

@@ -104,7 +104,7 @@ class Source(unittest.TestCase):
         optimizer.step()
 
     def test_one_tensor_at_a_time(self):
-        """What transformers would load in threads, all at once, is asked for when it is written."""
+        """Tensors that transformers would load in threads, all at once, are asked for as they are written."""
         self.saved(configs()["experts"])
         alive, most = 0, 0
         write = tandem.OffloadEngine.write

@@ -365,7 +365,7 @@ class Modules(unittest.TestCase):
             train(model, optimizer, 20)
             del model, optimizer
             gc.collect()
-            gc.collect()  # of modules, then of what only their graphs kept
+            gc.collect()  # first frees modules, then what only their graphs kept
             counts.append(tandem._core._live())
         self.assertEqual(counts[1:], counts[:1] * 3)
 
@@ -384,7 +384,7 @@ class Modules(unittest.TestCase):
             try:
                 model.loss(batches(1)[0]).backward()
             except (ZeroDivisionError, KeyboardInterrupt) as error:
-                kept = error  # as a notebook keeps the last one
+                kept = error  # a notebook keeps the last error
             handle.remove()
             self.assertIsNotNone(kept)
             optimizer.zero_grad()
@@ -495,7 +495,8 @@ class Misuse(unittest.TestCase):
         self.refuses(lambda: model.tandem.optimizer(), "has an optimizer already")
         model.loss(batches(1)[0]).backward()
         self.refuses(optimizer.digest, "inside a step")
-        with self.assertRaisesRegex(RuntimeError, "is written inside a step"):  # of load_state_dict's, a line for each
+        # The error is load_state_dict's, with a line for each parameter.
+        with self.assertRaisesRegex(RuntimeError, "is written inside a step"):
             model.load_state_dict(Model().state_dict())
         optimizer.zero_grad()
 

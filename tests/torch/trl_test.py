@@ -142,7 +142,7 @@ class Preferences(Case):
     kind, settings = trl.DPOTrainer, trl.DPOConfig
 
     def cases(self):
-        """Where the reference comes from: keywords of a Trainer, and arguments."""
+        """Sources of the reference: keywords of a Trainer, and arguments."""
         def named():
             made = model()
             made.config._name_or_path = str(self.folder / "model")

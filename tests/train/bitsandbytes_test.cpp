@@ -96,7 +96,7 @@ TEST_F(BitsAndBytesCodes, OfScalesInBytesAreOurs) {
   for (std::size_t i = 0; i < nested.size(); ++i) EXPECT_NEAR(scales.of_bytes[1 + i], nested[i], 2.4e-7F * offset) << i;
 }
 
-/// Its codes, scales and offset make its values, bit for bit.
+/// Codes, scales and offset of bitsandbytes make its values, bit for bit.
 TEST_F(BitsAndBytesCodes, WithScalesInBytesMeanTheirValues) {
   Taken taken = encoded_as(WeightCode::nf4_double, shape_, weight_);
   std::memcpy(taken.all_scales.data(), tensor("nf4_double.absmax").bytes.data(), 300);
@@ -107,7 +107,8 @@ TEST_F(BitsAndBytesCodes, WithScalesInBytesMeanTheirValues) {
   EXPECT_EQ(differing(values.data(), tensor("nf4_double.values")), 0U);
 }
 
-/// It multiplies by 127 / largest where tandem divides by largest / 127: a code differs where both lie beside a tie.
+/// bitsandbytes multiplies by 127 / largest where tandem divides by largest / 127: a code differs where both lie beside
+/// a tie.
 TEST_F(BitsAndBytesCodes, OfInt8AreOurs) {
   const Taken taken = encoded_as(WeightCode::int8, shape_, weight_);
   EXPECT_LE(differing(taken.all_codes.data(), tensor("int8.codes")), 2U);

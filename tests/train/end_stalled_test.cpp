@@ -36,7 +36,7 @@ TEST(EndStalled, EndsAProcessWhoseStandardErrorTakesNothing) {
 #endif
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   const auto never_ends = [] {
-    ::alarm(60);  // where it is left to itself
+    ::alarm(60);  // ends the process where nothing else does
     set_stall_handler(end_soon);
     ::flockfile(stderr);
     report_stall(StalledError("copy of block 3"));

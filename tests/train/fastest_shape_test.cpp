@@ -1,4 +1,4 @@
-// Which shape of a step is chosen, from shapes whose seconds are given.
+// Choice of a step's shape, among shapes whose seconds are given.
 #include "train/setup/fastest_shape.hpp"
 
 #include <gmock/gmock.h>
@@ -21,7 +21,7 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-/// Of a model with one block. "none 4": nothing computed again, four micro-batches at once.
+/// Name of the shape of a model with one block. "none 4": nothing computed again, four micro-batches at once.
 std::string name(const RunShape& shape) {
   const char* kept = shape.offload_inputs           ? "offload"
                      : shape.recomputed_blocks == 1 ? "block"
@@ -134,15 +134,15 @@ TEST(FastestShape, KeepsLessWhereThatIsFaster) {
   EXPECT_THAT(computes.asked, ElementsAre("none 1"));
 }
 
-// Instead of a number of blocks: all of them, and their inputs on the host; none of them, and no norms or activations
-// kept.
+// Shapes without a number of blocks: all computed again and their inputs on the host; none, but without norms and
+// activations kept.
 constexpr std::int64_t offloaded = -1, selectively = -2;
 
 /// A model of 16 blocks, and seconds by how many of them are computed again.
 struct Blocks {
   std::function<double(std::int64_t)> seconds;
   std::function<double(std::int64_t)> compute = [](std::int64_t) { return 0.0; };
-  std::int64_t fewest = 0;  ///< that fit
+  std::int64_t fewest = 0;  ///< least number of blocks with which the shape fits
   std::vector<std::int64_t> asked{};
 
   static std::int64_t key(const RunShape& s) {
@@ -170,7 +170,7 @@ TEST(FastestShapeOfBlocks, LiesBetweenKeepingAllAndNone) {
   EXPECT_THAT(blocks.asked, ElementsAre(0, selectively, 16, offloaded, 8, 12));
 }
 
-// Where computing is all, that is the fastest, and more are not looked at.
+// The fewest blocks that fit are the fastest where computing is all, and more are not looked at.
 TEST(FastestShapeOfBlocks, IsTheFewestThatFitWhereNothingElseCounts) {
   const auto computes = [](std::int64_t n) { return 10.0 + static_cast<double>(n == offloaded ? 16 : n); };
   Blocks blocks{computes, computes, 5};

@@ -182,7 +182,7 @@ std::string plain_name(const ::testing::TestParamInfo<const char*>& instance) {
   return name == "tiny-gpt2" ? "transposed" : name == "tiny-moe" ? "experts" : "fused";
 }
 
-// What was checked is what is read, also where another file takes its place meanwhile.
+// The files that were checked are the files that are read, also where others take their place meanwhile.
 TEST_P(HfWeightsFiles, AreOpenedOnceUntilTheyAreClosed) {
   HfWeightFiles files(root_);
   const Parameter& p = *layout_.owned_parameters().front();

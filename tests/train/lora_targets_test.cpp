@@ -43,7 +43,10 @@ TEST(LoraTargets, AreNamesThatEndSoOrAPatternOfWholeNames) {
   EXPECT_TRUE(matches(R"(.*\.[01]\.mlp\..*)", "model.layers.1.mlp.up_proj"));
   EXPECT_FALSE(matches(R"(mlp\..*)", "model.layers.1.mlp.up_proj")) << "all of the name must match";
   EXPECT_TRUE(matches("all-linear", "anything"));
-  EXPECT_THROW(parse_lora_targets("q_proj,"), UsageError);
+  EXPECT_TRUE(matches(" q_proj , v_proj", "model.layers.0.self_attn.v_proj")) << "blanks around commas are no matter";
+  for (const char* text : {"q_proj,", ",", "q_proj, ,v_proj", "q_proj v_proj"}) {
+    EXPECT_THROW(parse_lora_targets(text), UsageError) << text;
+  }
   EXPECT_THROW(parse_lora_targets("(a"), UsageError);
   EXPECT_FALSE(matches("(.*)*!", std::string(200, 'a').c_str())) << "and is known in time";
 }
@@ -114,9 +117,56 @@ TEST(LoraModules, ExpertsAreParametersOrModules) {
   EXPECT_THAT(target_parameters(model, modules), ElementsAre());
 }
 
+TEST(LoraModules, ARouterIsAParameterOrAModuleButOnlyWhereItIsNamed) {
+  ModelConfig model = with_experts();
+  model.expert_names = ExpertNames::block_sparse_moe;
+  for (const LoraOptions& options : {experts("gate.weight"), experts("mlp.gate.weight"), experts("", "gate"),
+                                     experts("", R"(.*\.block_sparse_moe\.gate)")}) {
+    const LoraConfig router = lora_config(model, options, "--lora-targets");
+    EXPECT_THAT(names_of(router), ElementsAre("mlp.gate"));
+    EXPECT_THAT(target_names(model, router), ElementsAre());
+    EXPECT_THAT(target_parameters(model, router), ElementsAre("mlp.gate.weight"));
+  }
+  for (const LoraOptions& options : {experts("all"), targets("w1,w2,w3"), targets("all-linear")}) {
+    EXPECT_EQ(lora_config(model, options, "--lora-targets").find(0, "mlp.gate"), nullptr);
+  }
+  const LoraConfig one = lora_config(model, experts("layers.1.mlp.gate.weight"), "--lora-targets");
+  EXPECT_THAT(target_parameters(model, one), ElementsAre("model.layers.1.mlp.gate.weight"));
+  LoraOptions beyond = experts("gate.weight");
+  beyond.rank = 16;
+  EXPECT_EQ(lora_config(model, beyond, "--lora-targets").find(0, "mlp.gate")->rank, 16) << "of 4 experts";
+  LoraOptions patterns = experts("gate.weight", "v_proj");
+  patterns.rank_pattern = {{"gate.weight", 2}};
+  patterns.alpha_pattern = {{"gate", 7.0}};
+  const LoraConfig ranked = lora_config(model, patterns, "--lora-targets");
+  EXPECT_EQ(ranked.find(0, "mlp.gate")->rank, 2);
+  EXPECT_EQ(ranked.find(0, "mlp.gate")->alpha, 7.0);
+  EXPECT_EQ(ranked.find(0, "self_attn.v_proj")->rank, 4);
+  LoraOptions dropped = experts("gate.weight");
+  dropped.dropout = 0.5;
+  EXPECT_THAT(refusal(model, dropped), HasSubstr("--lora-dropout"));
+}
+
+TEST(LoraModules, WhatAFileSaysIsBlamedOnNoFlag) {
+  const auto refused = [](LoraOptions options) {
+    try {
+      static_cast<void>(lora_config(builtin_model("tiny-llama"), options, "adapter x: target_modules"));
+    } catch (const UsageError& error) {
+      return std::string(error.what());
+    }
+    return std::string("accepted");
+  };
+  EXPECT_THAT(refused(targets("q_proj", 4096)), HasSubstr("adapter x: target_modules, rank 4096"));
+  LoraOptions saved = targets("q_proj");
+  saved.modules_to_save = {"hed"};
+  EXPECT_THAT(refused(saved), HasSubstr("adapter x: modules_to_save hed"));
+  for (const LoraOptions& options : {targets("q_proj", 4096), saved, targets("embed_tokens")}) {
+    EXPECT_THAT(refused(options), ::testing::Not(HasSubstr("--lora")));
+  }
+}
+
 TEST(LoraModules, ExpertsAreRefusedByName) {
   const ModelConfig model = with_experts();
-  EXPECT_THAT(refusal(model, experts("down_proj,gate.weight")), HasSubstr("gate.weight is a router's"));
   EXPECT_THAT(refusal(model, targets("up_proj,down_proj")), HasSubstr("name all three of their layers"));
   EXPECT_THAT(refusal(model, experts("up_proj")), HasSubstr("up_proj is no matrix of experts"));
   EXPECT_THAT(refusal(model, experts("all", "up_proj")), HasSubstr("name them once"));
@@ -237,7 +287,7 @@ TEST(TrainedLayout, StoresFrozenMatricesOfBlocksInFewerBits) {
         << p->full_name;
   }
   config.base = std::nullopt;
-  model.stored_code = WeightCode::nf4;  // as its files have it
+  model.stored_code = WeightCode::nf4;  // format of the model's files
   EXPECT_EQ(base_format(trained_layout(config, model)), WeightCode::nf4);
   config.freeze = "norm";
   EXPECT_EQ(base_format(trained_layout(config, model)), WeightCode::none);

@@ -52,7 +52,7 @@ TEST(ModuleClock, CountsEachPartOnceAndNothingBetweenSteps) {
     EXPECT_EQ(mlp.matmul_flops, 7.0);
     EXPECT_EQ(mlp.attention_flops, 5.0);
     EXPECT_EQ(mlp.calls, 2);
-    std::this_thread::sleep_for(pause);  // of no part
+    std::this_thread::sleep_for(pause);  // time that belongs to no part
   }
 }
 

@@ -48,7 +48,7 @@ WorkCase with_adapters(const ModelConfig& model, const RunShape& shape, WeightCo
   made.model.lora = LoraConfig{.rank = 8, .alpha = 16.0};
   std::vector<LoraModule> modules;
   for (const AdapterModule& of : adapter_modules(model)) {
-    if (of.name == "mlp.experts.gate_up_proj") continue;  // its halves have one each
+    if (is_router(of) || of.name == "mlp.experts.gate_up_proj") continue;  // whose halves have one each
     modules.push_back({.name = of.name, .rank = 8, .alpha = 16.0, .each_expert = of.experts() > 0});
   }
   made.model.lora->modules.assign(static_cast<std::size_t>(model.layers), modules);
@@ -217,6 +217,24 @@ TEST(ModuleWork, LayersOfOtherSizesKeepTheirProducts) {
   EXPECT_GT(block[static_cast<std::size_t>(ModuleKind::qkv)].forward.fp8_flops, 0.0);
   shape.sequence = 63;
   EXPECT_EQ(fp8_exceptions(c, shape).size(), linear_layers(c).size());
+}
+
+/// Not norms, embedding, head, router and experts.
+TEST(ModuleWork, WeightsOfEightBitProductsAreThoseOfLinearLayers) {
+  for (const auto& [name, each] : {std::pair{"tiny-llama", 7}, {"tiny-gpt2", 4}, {"tiny-moe", 4}}) {
+    const ModelConfig c = builtin_model(name);
+    const ParameterLayout layout = layout_of(c);
+    RunShape shape{.batch = 2, .sequence = 64, .compute = DType::bf16};
+    const auto weights = [&] {
+      return std::ranges::count_if(layout.owned_parameters(),
+                                   [&](const Parameter* p) { return has_fp8_product(c, shape, *p); });
+    };
+    EXPECT_EQ(weights(), 0) << name;
+    shape.fp8 = Fp8Products{};
+    EXPECT_EQ(weights(), each * c.layers) << name;
+    shape.sequence = 63;
+    EXPECT_EQ(weights(), 0) << name;
+  }
 }
 
 }  // namespace

@@ -70,7 +70,7 @@ std::string shown(const RunPlan& run) {
   return text;
 }
 
-/// What the process holds is no part of a profile.
+/// Memory that the process itself holds, which is no part of a profile.
 std::size_t program_bytes_in(const RunPlan& run) {
   std::size_t bytes = 0;
   for (const MemoryEntry& e : run.all_memory().entries) bytes += e.name == "program and libraries" ? e.bytes : 0;
@@ -102,7 +102,7 @@ TEST_P(OnePlanner, AnOpenDeviceAndItsProfileGiveTheSamePlan) {
   }
 }
 
-// Of the program itself, which holds little when it plans, both assume the same.
+// Both assume the same memory for the program itself, which holds little when it plans.
 TEST(ProgramBytes, AreAssumedUntilMoreIsHeld) {
   EXPECT_EQ(program_bytes("host", 0), program_bytes("host", 2_MiB));
   EXPECT_EQ(program_bytes("host", 1_GiB), 1_GiB);

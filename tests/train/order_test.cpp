@@ -1,4 +1,4 @@
-// Which order a step's micro-batches take.
+// Order of a step's micro-batches.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-// What of a model's arithmetic the performance model is told.
+// Arithmetic of a model that the performance model is told.
 #include "train/setup/performance.hpp"
 
 #include <gtest/gtest.h>
@@ -58,7 +58,7 @@ TEST(WorkOf, WhatIsComputedAgainSelectivelyIsNoProduct) {
     const std::vector<LayerWork> work = work_of(c, shape);
     const auto ffn = static_cast<double>((c.family == Family::gpt2 ? 2 : 3) * c.ffn * c.mlp_rows());
     const auto heads = static_cast<double>(c.qk_norm != QkNorm::none ? 4 * c.head_dim * (c.heads + c.kv_heads) : 0);
-    const double width = c.norm_before ? static_cast<double>(c.width) : 0.0;  // those of OLMo 2 need not run again
+    const double width = c.norm_before ? static_cast<double>(c.width) : 0.0;  // norms of OLMo 2 need not run again
     const double bytes = 34.0 * sizeof(float) * (4.0 * width + ffn + heads);
     for (std::size_t i = 0; i < work.size(); ++i) {
       const bool selected = i >= 2 && std::cmp_less_equal(i, c.layers);

@@ -1,4 +1,4 @@
-// What devices that train one model do together, they do as one would.
+// Devices that train one model together do as one device would.
 #include "train/runtime/rank_workers.hpp"
 
 #include <gmock/gmock.h>

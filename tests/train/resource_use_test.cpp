@@ -1,4 +1,4 @@
-// What bound a step, from counters.
+// Resource that bound a step, from counters.
 #include "train/report/resource_use.hpp"
 
 #include <gtest/gtest.h>

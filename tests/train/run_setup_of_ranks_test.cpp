@@ -1,4 +1,4 @@
-// What several devices take of a machine's memory, and how a step is divided among them.
+// Memory of a machine that several devices take, and the division of a step among them.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -19,7 +19,7 @@ using testing::advised_host_memory;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-// What the process holds differs by so much at most from one setup to the next.
+// Largest difference of the process's own memory from one setup to the next.
 constexpr std::size_t unlike_of_rank = 16_MiB;
 
 TrainConfig config_of(int ranks, const char* policy = "host") {
@@ -58,7 +58,7 @@ std::size_t bytes_of(const MemoryPlan& memory, std::string_view name) {
   return bytes;
 }
 
-/// Of the whole machine, where devices are of its own memory.
+/// Bytes of the whole machine, where devices are of its own memory.
 std::size_t bytes_of_all(const RunSetup& run) {
   return run.planned_host_bytes() + run.planned_device_bytes() * static_cast<std::size_t>(run.ranks());
 }

@@ -1,4 +1,4 @@
-// What of a machine's memory a run may have.
+// Memory of a machine that a run may have.
 #include "train/setup/run_setup.hpp"
 
 #include <gmock/gmock.h>
@@ -61,7 +61,7 @@ std::size_t bytes_of(const RunSetup& run, std::string_view name) {
   return bytes;
 }
 
-// What the process holds differs by so much at most from one setup to the next.
+// Largest difference of the process's own memory from one setup to the next.
 constexpr std::size_t unlike = 16_MiB;
 
 TEST(RunSetup, UpdateThreadsAreThePlans) {

@@ -26,7 +26,7 @@ struct FakeTime {
   double now = 0.0;
   std::vector<double> waits;  ///< how long each was to be
   std::function<void(double until)>
-      meanwhile;  ///< what happens in a wait, which then ends early, where it sets it null
+      meanwhile;  ///< called in the next wait, which then ends early, where it sets it null
   PaceClock clock() {
     return {[this] { return now; },
             [this](std::condition_variable&, std::unique_lock<std::mutex>& lock, double until) {

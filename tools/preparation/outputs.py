@@ -85,7 +85,7 @@ def is_own_folder(path):
         return False
     if is_regular(path / LOCK):
         return True
-    commands = list(path.iterdir())  # of an older version
+    commands = list(path.iterdir())  # folders that an older version made
     return bool(commands) and all(COMMAND.fullmatch(c.name) and c.is_dir() and not c.is_symlink() and
                                   all(PART.fullmatch(p.name) and is_regular(p) for p in c.iterdir()) for c in commands)
 
@@ -210,7 +210,7 @@ class Outputs:
                     self._remove_parts()
                     os.close(lock)
                 for path in made:
-                    with contextlib.suppress(OSError):  # of one with files in it
+                    with contextlib.suppress(OSError):  # the folder may hold files
                         path.rmdir()
 
     def _lock(self):

@@ -55,7 +55,7 @@ class Pipeline:
         return prepared[0]
 
     def prepare_all(self, raw, place):
-        """As prepare; of a preference two records, of the chosen answer and of the rejected one."""
+        """Prepares all records of a line: two of a preference, for the chosen answer and the rejected one; else one."""
         form, record = normalise(raw, place, self.form, bool(self.sources))
         if form != "preference":
             return (self._prepared(form, record, place),)

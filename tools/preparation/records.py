@@ -164,7 +164,7 @@ def prompt(record, place):
 
 
 def alpaca(record, place, templated):
-    """With a template a chat; else the published prompt, each turn of `history` before it in the same form."""
+    """A chat where there is a template; else the published prompt, turns of `history` before it in the same form."""
     more = record.get("input", record.get("context", ""))
     instruction, more = string(record["instruction"], "instruction", place), string(more, "input", place)
     output = string(record.get("output", record.get("response")), "output", place)

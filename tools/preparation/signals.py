@@ -24,7 +24,7 @@ class Signals:
             raise Interrupted(number)
 
     def ignore(self):
-        """From here on the run goes to its end."""
+        """Ignores signals: from here on the run goes to its end."""
         for number in self._handled:
             signal.signal(number, signal.SIG_IGN)
 

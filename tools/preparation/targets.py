@@ -108,7 +108,7 @@ class Answers:
         seen = any(holds(text, [line]) for part in said for line in part.splitlines())
         if not said or seen and sum(map(len, said)) >= CHANCE:
             return
-        # It may be written in other letters: then not as an empty one is, nor as any other is.
+        # A content may be written in other letters: then not as an empty one is, nor as any other is.
         empty = self._with_content(self.messages, i, "")
         empty[i] = {key: value for key, value in empty[i].items() if key != "tool_calls"}
         others = {self._text(self._with_content(self.messages, i, stand_in)) for stand_in in STAND_INS}

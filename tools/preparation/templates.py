@@ -9,7 +9,7 @@ from collections import namedtuple
 
 from .errors import Refusal
 
-DATE = "2024-07-26"  # what strftime_now tells, unless another is given: the same data make the same tokens every day
+DATE = "2024-07-26"  # date that strftime_now tells by default: the same data make the same tokens every day
 REASONING = ("reasoning_content", "thinking", "reasoning")  # names of the field of a message with its thoughts
 # Written around the text of {% generation %} blocks while they are looked for; templates have no such characters.
 OPEN, CLOSE = "\U0010fff0", "\U0010fff1"

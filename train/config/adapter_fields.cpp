@@ -26,18 +26,6 @@ double number_in(std::string_view value, double least, double below) {
   return x;
 }
 
-/// Names in "embed_tokens,lm_head".
-std::vector<std::string> names_in(std::string_view value) {
-  std::vector<std::string> names;
-  for (std::size_t begin = 0; begin <= value.size();) {
-    const std::size_t end = std::min(value.find(',', begin), value.size());
-    if (begin == end) out_of_range(value, "names with commas between them");
-    names.emplace_back(value.substr(begin, end - begin));
-    begin = end + 1;
-  }
-  return names;
-}
-
 using BaseFormat = std::pair<std::string_view, WeightCode>;
 constexpr std::array base_formats{BaseFormat{"bf16", WeightCode::none}, BaseFormat{"int8", WeightCode::int8},
                                   BaseFormat{"nf4", WeightCode::nf4}, BaseFormat{"nf4-double", WeightCode::nf4_double},
@@ -47,8 +35,8 @@ constexpr std::array base_formats{BaseFormat{"bf16", WeightCode::none}, BaseForm
 ConfigField targets(const Words& w, std::string LoraOptions::*member, LoraTargets (*parse)(std::string_view)) {
   const auto set = [=](TrainConfig& c, std::string_view v) {
     if (v.empty()) out_of_range(v, "names with commas between them, a regular expression, or a word of --help");
-    static_cast<void>(parse(v));
-    c.lora.*member = v;
+    const LoraTargets read = parse(v);
+    c.lora.*member = read.names.empty() ? std::string(v) : fmt::format("{}", fmt::join(read.names, ","));
   };
   return field(w, Kind::text, set, [=](const auto& c) { return shown(!(c.lora.*member).empty(), c.lora.*member); });
 }
@@ -95,7 +83,7 @@ void add_adapter_fields(std::vector<ConfigField>& all) {
   all.push_back(field(
       {"lora-modules-to-save", "NAMES", "none", "embed_tokens,lm_head",
        "modules whose names end so are trained whole, and saved with the adapters"},
-      Kind::text, [](C& c, std::string_view v) { c.lora.modules_to_save = names_in(v); },
+      Kind::text, [](C& c, std::string_view v) { c.lora.modules_to_save = names_in_list(v); },
       [](const C& c) {
         return shown(!c.lora.modules_to_save.empty(), fmt::format("{}", fmt::join(c.lora.modules_to_save, ",")));
       }));

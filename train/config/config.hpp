@@ -45,7 +45,7 @@ enum class OnSaveFailure : std::uint8_t { stop, go_on };
 /// Objective of a run: each target, or which answer of a pair is preferred (DPO, Rafailov et al., arXiv 2305.18290).
 enum class Objective : std::uint8_t { lm, dpo };
 
-/// Where the log-probabilities under DPO's reference are computed: in passes before the first step, or in each step
+/// Time at which log-probabilities under DPO's reference are computed: in passes before the first step, or in each step
 /// beside those of the model that is trained. The bits are the same.
 enum class DpoReference : std::uint8_t { automatic, before, step };
 
@@ -70,7 +70,7 @@ struct SequenceFacts {
 struct LoraOptions {
   std::int64_t rank = 0;                     ///< 0: none
   std::optional<double> alpha;               ///< empty: twice the rank
-  std::string targets;                       ///< as parse_lora_targets reads it; empty: all-linear
+  std::string targets;                       ///< text that parse_lora_targets reads; empty: all-linear
   std::string experts;                       ///< matrices of experts that have some, as --lora-experts; empty: none
   std::optional<double> dropout;             ///< empty: 0
   std::optional<bool> rank_stabilized;       ///< empty: off
@@ -94,6 +94,7 @@ struct TrainConfig {
   Objective objective = Objective::lm;
   double dpo_beta = 0.1;  ///< how much a reward weighs that departs from the reference, of DPO alone
   DpoReference dpo_reference = DpoReference::automatic;
+  bool reference_has_adapter = false;  ///< adapters that training goes on from; no flag sets it
   std::string out;
   std::string device = "auto";
   std::size_t device_memory = 0;  ///< bytes; 0: what is free, less a margin
@@ -109,7 +110,8 @@ struct TrainConfig {
   Fp8Format fp8_gradients = Fp8Format::e4m3;  ///< format of gradients that are factors
   Fp8Accumulation fp8_accumulation = Fp8Accumulation::full;
   std::optional<Recompute> recompute;  ///< empty: auto
-  bool offload_activations = false;    ///< where all blocks are computed again: their inputs wait on the host
+  bool offload_activations = false;    ///< whether inputs wait on the host for backward; only where all blocks are
+                                       ///< computed again
   std::int64_t micro_batch = 1;
   std::int64_t grad_accum = 1;
   AccumulationOrder accumulation_order = AccumulationOrder::automatic;

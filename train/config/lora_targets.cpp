@@ -14,18 +14,35 @@ bool is_name_character(char c) noexcept {
   return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_' || c == '.';
 }
 
-std::vector<std::string> names_of(std::string_view text) {
+bool is_blank(char c) noexcept { return c == ' ' || c == '\t'; }
+
+std::string_view without_blanks_around(std::string_view text) noexcept {
+  while (!text.empty() && is_blank(text.front())) text.remove_prefix(1);
+  while (!text.empty() && is_blank(text.back())) text.remove_suffix(1);
+  return text;
+}
+
+bool is_list(std::string_view text) {
+  return std::ranges::all_of(text, [](char c) { return is_name_character(c) || c == ',' || is_blank(c); });
+}
+
+}  // namespace
+
+std::vector<std::string> names_in_list(std::string_view text) {
   std::vector<std::string> names;
   for (std::size_t begin = 0; begin <= text.size();) {
     const std::size_t end = std::min(text.find(',', begin), text.size());
-    if (begin == end) throw UsageError(fmt::format("'{}'", text), "a name is missing", "for example q_proj,v_proj");
-    names.emplace_back(text.substr(begin, end - begin));
+    const std::string_view name = without_blanks_around(text.substr(begin, end - begin));
+    const bool several = std::ranges::any_of(name, is_blank);
+    if (name.empty() || several) {
+      throw UsageError(fmt::format("'{}'", text), several ? "names have commas between them" : "a name is missing",
+                       "for example q_proj,v_proj");
+    }
+    names.emplace_back(name);
     begin = end + 1;
   }
   return names;
 }
-
-}  // namespace
 
 bool names_module(std::string_view module, std::string_view name) noexcept {
   if (!module.ends_with(name)) return false;
@@ -40,11 +57,12 @@ bool LoraTargets::matches(const std::string& module) const {
 }
 
 LoraTargets parse_lora_targets(std::string_view text) {
+  text = without_blanks_around(text);
   if (text.empty() || text == "all-linear") return {.all = true, .names = {}, .pattern = {}};
   if (text == "none") return {.none = true, .names = {}, .pattern = {}};
   LoraTargets targets;
-  if (std::ranges::all_of(text, [](char c) { return is_name_character(c) || c == ','; })) {
-    targets.names = names_of(text);
+  if (is_list(text)) {
+    targets.names = names_in_list(text);
   } else {
     targets.pattern = name_pattern(text);
   }
@@ -52,11 +70,10 @@ LoraTargets parse_lora_targets(std::string_view text) {
 }
 
 LoraTargets parse_lora_experts(std::string_view text) {
+  text = without_blanks_around(text);
   if (text.empty() || text == "none") return {.none = true, .names = {}, .pattern = {}};
   if (text == "all") return {.all = true, .names = {}, .pattern = {}};
-  if (std::ranges::all_of(text, [](char c) { return is_name_character(c) || c == ','; })) {
-    return {.names = names_of(text), .pattern = {}};
-  }
+  if (is_list(text)) return {.names = names_in_list(text), .pattern = {}};
   throw UsageError(fmt::format("'{}'", text), "not names with commas between them", "for example all, or down_proj");
 }
 

@@ -12,7 +12,7 @@ namespace tandem {
 struct LoraTargets {
   bool all = false, none = false;
   std::vector<std::string> names;
-  std::regex pattern;  ///< where there are no names
+  std::regex pattern;  ///< used where there are no names
   /// Whether it targets the linear layer with this whole name.
   bool matches(const std::string& module) const;
 };
@@ -24,6 +24,9 @@ LoraTargets parse_lora_targets(std::string_view text);
 /// Matrices of experts that have adapters, as --lora-experts and PEFT's target_parameters name them: "all" or names
 /// with commas between them; nothing is none. Throws UsageError.
 LoraTargets parse_lora_experts(std::string_view text);
+
+/// Names with commas between them, and blanks around these or none. Throws UsageError where one is missing.
+std::vector<std::string> names_in_list(std::string_view text);
 
 /// Whether a name is `name` or ends with a dot and `name`.
 bool names_module(std::string_view module, std::string_view name) noexcept;

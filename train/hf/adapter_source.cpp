@@ -16,6 +16,7 @@
 #include "offload/engine/state_io.hpp"
 #include "train/hf/hf_weights.hpp"
 #include "train/hf/lora_modules.hpp"
+#include "train/hf/model_names.hpp"
 
 namespace tandem {
 namespace {
@@ -32,6 +33,13 @@ std::string text_of(const fs::path& file) {
 
 bool equal(const StoredTensor& a, const StoredTensor& b) {
   return a.dtype == b.dtype && a.shape == b.shape && std::ranges::equal(a.bytes, b.bytes);
+}
+
+/// Name that a tensor has where transformers 4 had loaded the model: Mixtral's router lay elsewhere.
+std::string older_name(std::string name) {
+  constexpr std::string_view now = ".mlp.gate.", then = ".block_sparse_moe.gate.";
+  if (const std::size_t at = name.find(now); at != name.npos) name.replace(at, now.size(), then);
+  return name;
 }
 
 /// Lists of names that are wrong, as one reason.
@@ -114,7 +122,8 @@ bool AdapterSource::holds(const ModelConfig& config, const Parameter& p) const {
 }
 
 const StoredTensor* AdapterSource::stored(const ModelConfig& config, const Parameter& p, const PeftTensor& as) const {
-  const StoredTensor* const found = tensors_->find(as.name);
+  const StoredTensor* found = tensors_->find(as.name);
+  if (found == nullptr) found = tensors_->find(older_name(as.name));
   const bool is_table = config.tied_head && p.layer == 0 && p.name == "tokens";
   return found == nullptr && is_table ? tensors_->find(head_name) : found;
 }
@@ -157,6 +166,7 @@ void AdapterSource::check(const ModelConfig& config, const ParameterLayout& layo
     if (config.tied_head && p->layer == 0 && p->name == "tokens") table = p;
     for (const PeftTensor& as : peft_tensors_of(config, *p)) {
       used.insert(as.name);
+      used.insert(older_name(as.name));
       const StoredTensor* const found = stored(config, *p, as);
       if (found == nullptr) {
         wrong.missing.push_back(as.name);
@@ -213,9 +223,12 @@ std::shared_ptr<const AdapterSource> open_adapter(const fs::path& path, std::str
   }
   if (is_peft_folder(path)) return std::make_shared<AdapterSource>(path);
   refuse_several_adapters(path, typed);
+  const bool there = fs::exists(path, ignored);
+  const std::vector<std::string> near = there ? std::vector<std::string>() : nearest_folders(path);
   throw UsageError(fmt::format("{} {}", typed, path.string()),
-                   fs::exists(path, ignored) ? "it holds no adapter" : "there is no such folder",
-                   "name a folder that PEFT has written, or a run or checkpoint with adapters");
+                   there ? "it holds no adapter" : "there is no such folder",
+                   near.empty() ? "name a folder that PEFT has written, or a run or checkpoint with adapters"
+                                : fmt::format("perhaps {}", fmt::join(near, ", ")));
 }
 
 }  // namespace tandem

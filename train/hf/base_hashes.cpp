@@ -62,7 +62,7 @@ class ParameterHash {
       fmt::format("checkpoint {}", checkpoint.directory().string()),
       fmt::format("the base has changed since {} trained: {} has other values",
                   checkpoint.manifest().adapter.empty() ? "the others were" : "its adapters were", parameter),
-      "put the base back as it was");
+      "put the base back as it was, or name by --model where it is");
 }
 
 }  // namespace

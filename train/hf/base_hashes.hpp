@@ -13,8 +13,9 @@ namespace tandem {
 
 /// Hashes of frozen parameters, each as the state digest has it, by full name.
 struct BaseHashes {
-  std::map<std::string, std::string> stored;  ///< as they lie for training: of coded ones by codes and scales
-  /// Those of the coded ones' values in the base itself, rounded to bf16.
+  std::map<std::string, std::string> stored;  ///< hashes of stored values; for coded parameters of their codes and
+                                              ///< scales
+  /// Hashes of the values that coded parameters have in the base itself, rounded to bf16.
   std::map<std::string, std::string> original;
 };
 

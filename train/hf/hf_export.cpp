@@ -1,8 +1,13 @@
 #include "train/hf/hf_export.hpp"
 
+#include <fcntl.h>
 #include <fmt/format.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -165,15 +170,61 @@ void write_beside(const fs::path& folder, const ExportContent& content) {
 
 namespace {
 
+/// The hidden folder of a target, in which one process at a time writes: others are refused.
+class HiddenFolder {
+ public:
+  explicit HiddenFolder(const fs::path& target)
+      : path_(target.parent_path() / fmt::format(".{}.tmp", target.filename().string())) {
+    create_directories_or_throw(path_);
+    lock_ = ::open(path_.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if ((lock_ < 0 || ::flock(lock_, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK) && is_here()) return;
+    close();
+    throw WriteError(fmt::format("cannot write {}", target.string()), "another export is writing it",
+                     "wait for that one, or name another folder");
+  }
+  ~HiddenFolder() { close(); }
+  HiddenFolder(const HiddenFolder&) = delete;
+  HiddenFolder& operator=(const HiddenFolder&) = delete;
+
+  const fs::path& path() const noexcept { return path_; }
+  /// Removes what an export that was killed has left.
+  void clear() const {
+    for (const fs::directory_entry& entry : fs::directory_iterator(path_)) system_files().remove_all(entry.path());
+  }
+
+ private:
+  /// Whether the locked folder still has its name, which the one before may have taken from it.
+  bool is_here() const {
+    struct stat named {
+    }, locked{};
+    if (lock_ < 0) return true;
+    return ::stat(path_.c_str(), &named) == 0 && ::fstat(lock_, &locked) == 0 && named.st_ino == locked.st_ino;
+  }
+  void close() noexcept {
+    if (lock_ >= 0) ::close(lock_);
+  }
+
+  fs::path path_;
+  int lock_ = -1;
+};
+
+/// Throws WriteError where the target has been written since the export began.
+void require_still_free(const fs::path& target) {
+  std::error_code ignored;
+  if (!fs::exists(target, ignored) || (fs::is_directory(target, ignored) && fs::is_empty(target, ignored))) return;
+  throw WriteError(fmt::format("cannot write {}", target.string()), "it is there, and not empty",
+                   "name another folder");
+}
+
 /// Has `write` fill a hidden folder, which then takes its place.
 void write_folder(const fs::path& to, const std::function<void(const fs::path&)>& write) {
   const fs::path target = to.has_filename() ? to : to.parent_path();
-  const fs::path hidden = target.parent_path() / fmt::format(".{}.tmp", target.filename().string());
-  system_files().remove_all(hidden);
-  create_directories_or_throw(hidden);
-  Unfinished guard(hidden);
-  write(hidden);
-  rename_or_throw(hidden, target);
+  const HiddenFolder hidden(target);
+  require_still_free(target);
+  hidden.clear();
+  Unfinished guard(hidden.path());
+  write(hidden.path());
+  rename_or_throw(hidden.path(), target);
   guard.keep();
   sync_directory(target.has_parent_path() ? target.parent_path() : fs::path("."));
 }

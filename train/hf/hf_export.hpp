@@ -34,7 +34,7 @@ void export_hf(const std::filesystem::path& to, const ExportContent& content);
 /// An adapter to write.
 struct AdapterExport {
   const ModelConfig& config;      ///< with adapters
-  const ParameterLayout& layout;  ///< whose trained parameters are the adapter
+  const ParameterLayout& layout;  ///< layout whose trained parameters are the adapter
   const LoraOptions& options;
   std::string base;  ///< path or name of the model that it belongs to
   ExportType type = ExportType::bf16;

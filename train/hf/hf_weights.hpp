@@ -65,9 +65,9 @@ class HfWeightFiles {
 
   /// Empty where the folder has no tensors. Some may be missing.
   const std::vector<std::filesystem::path>& files() const noexcept { return files_; }
-  /// Their tensors. The first call opens and checks the files, which may take long where there are many; they are not
-  /// opened again until close(), so that what was checked is what is read: a file that another takes the place of stays
-  /// as it was. Thread-safe. Throws as HfWeights.
+  /// Tensors of the files. The first call opens and checks the files, which may take long where there are many; they
+  /// are not opened again until close(), so that what was checked is what is read: a file that another takes the place
+  /// of stays as it was. Thread-safe. Throws as HfWeights.
   std::shared_ptr<const HfWeights> weights();
   /// Lets go of the files: they close when nobody holds their tensors.
   void close();

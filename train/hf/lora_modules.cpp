@@ -22,17 +22,21 @@ namespace {
 /// A module of a block that may have an adapter.
 struct Candidate {
   std::size_t block = 0;
-  std::string name;                 ///< as LoraModule has it
+  std::string name;                 ///< LoraModule::name
   std::vector<std::string> wholes;  ///< "model.layers.0.self_attn.q_proj"; of experts, the module of each
   std::int64_t least_side = 0;
   bool of_experts = false;
   bool is_parameter = false;  ///< one parameter of all experts; PEFT's target_modules name modules alone
+  bool is_router = false;     ///< a linear layer in files and a parameter in transformers, and may be named as either
+
+  /// Name as a parameter of transformers.
+  std::string parameter() const { return is_router ? wholes.front() + ".weight" : wholes.front(); }
 };
 
 std::string without_last_part(const std::string& name) { return name.substr(0, name.rfind('.')); }
 
 bool is_router(const ModelConfig& config, const Parameter& p) {
-  return config.experts > 0 && p.name == "mlp.gate.weight";
+  return config.experts > 0 && p.name == std::string(router_module) + ".weight";
 }
 
 std::string last_part(const std::string& name) { return name.substr(name.rfind('.') + 1); }
@@ -48,6 +52,13 @@ void add_candidates(const ModelConfig& config, std::size_t block, const AdapterM
                       .least_side = std::min(module.inputs(), module.outputs()),
                       .of_experts = module.experts() > 0};
   const bool is_gate_up = module.layers.size() > 1, is_down = module.name.ends_with(".down_proj");
+  if (is_router(module)) {
+    candidate.is_router = true;
+    candidate.least_side = module.inputs();  // usual ranks are beyond the number of experts
+    candidate.wholes = {module_in_transformers(config, of_block, module), module_in_files(config, of_block, module, 0)};
+    to.push_back(std::move(candidate));
+    return;
+  }
   if (candidate.of_experts && (is_gate_up || is_down)) {
     Candidate& parameter = to.emplace_back(candidate);
     parameter.is_parameter = true;
@@ -77,9 +88,22 @@ std::set<std::string> other_modules(const ModelConfig& config, const std::vector
   std::set<std::string> names{"lm_head"};
   for (const Parameter* p : layout.owned_parameters()) names.insert(module_of(plain, *p));
   for (const Candidate& c : linear) {
+    if (c.is_router) continue;  // it may be saved whole
     for (const std::string& whole : c.wholes) names.erase(whole);
   }
   return names;
+}
+
+bool is_flag(std::string_view typed) { return typed.starts_with("--"); }
+
+/// Words before `value` and it, for errors: the flag, or in the file that the targets stand in the field `key`.
+std::string said(std::string_view typed, std::string_view flag, std::string_view key, std::string_view value) {
+  constexpr std::string_view of_targets = "target_modules";
+  if (!typed.ends_with(of_targets)) return fmt::format("{} {}", flag, value);
+  return fmt::format("{}{} {}", typed.substr(0, typed.size() - of_targets.size()), key, value);
+}
+std::string typed_experts(std::string_view typed, const LoraOptions& options) {
+  return said(typed, "--lora-experts", "target_parameters", options.experts);
 }
 
 [[noreturn]] void refuse_target(const ModelConfig& config, const std::string& name,
@@ -88,7 +112,8 @@ std::set<std::string> other_modules(const ModelConfig& config, const std::vector
   const auto is_it = [&](const std::string& module) { return names_module(module, name); };
   if (std::ranges::any_of(other_modules(config, linear), is_it)) {
     throw UsageError(what, "it is no linear layer of a block, which alone have adapters",
-                     fmt::format("leave it out; --lora-modules-to-save {} trains it whole", name));
+                     is_flag(typed) ? fmt::format("leave it out; --lora-modules-to-save {} trains it whole", name)
+                                    : "merge it into its base with PEFT (merge_and_unload, then save_pretrained)");
   }
   for (const AdapterModule& module : adapter_modules(without_adapters(config))) {
     const auto is_part = [&](const LinearLayer& layer) { return names_module(layer.module, last_part(name)); };
@@ -98,7 +123,7 @@ std::set<std::string> other_modules(const ModelConfig& config, const std::vector
   }
   std::set<std::string> names;
   for (const Candidate& c : linear) {
-    if (!c.is_parameter) names.insert(last_part(c.wholes.front()));
+    if (!c.is_parameter && !c.is_router) names.insert(last_part(c.wholes.front()));
   }
   const std::vector<std::string> all(names.begin(), names.end());
   const std::vector<std::string> near = nearest_names(name, all);
@@ -109,7 +134,7 @@ std::set<std::string> other_modules(const ModelConfig& config, const std::vector
 
 /// Number of the candidate's modules that are targeted.
 std::size_t count_targeted(const Candidate& c, const LoraTargets& targets) {
-  if (targets.all) return c.of_experts && !c.is_parameter ? 0 : c.wholes.size();
+  if (targets.all) return c.is_router || (c.of_experts && !c.is_parameter) ? 0 : c.wholes.size();
   const auto matches = [&](const std::string& whole) { return targets.matches(whole); };
   return static_cast<std::size_t>(std::ranges::count_if(c.wholes, matches));
 }
@@ -130,28 +155,20 @@ void require_found(const ModelConfig& config, const LoraTargets& targets, const 
                    fmt::format("they are named like {}", linear.back().wholes.front()));
 }
 
-/// The word before names of experts' matrices, for errors.
-std::string typed_experts(std::string_view typed, const LoraOptions& options) {
-  constexpr std::string_view of_file = "target_modules";
-  if (!typed.ends_with(of_file)) return fmt::format("--lora-experts {}", options.experts);
-  return fmt::format("{}target_parameters {}", typed.substr(0, typed.size() - of_file.size()), options.experts);
-}
-
 void require_experts(const ModelConfig& config, const LoraTargets& experts, const LoraOptions& options,
                      const std::vector<Candidate>& candidates, std::string_view typed) {
   if (experts.none) return;
   const std::string what = typed_experts(typed, options);
   if (config.experts == 0) throw UsageError(what, fmt::format("{} has no experts", config.name), "leave it out");
   for (const std::string& name : experts.names) {
-    const auto is_it = [&](const Candidate& c) { return c.is_parameter && names_one(c, name); };
+    const auto is_it = [&](const Candidate& c) {
+      return (c.is_parameter || c.is_router) && names_module(c.parameter(), name);
+    };
     if (std::ranges::any_of(candidates, is_it)) continue;
-    if (name.ends_with("gate.weight")) {
-      throw UsageError(what, fmt::format("{} is a router's, which has no adapter", name),
-                       "train one without it: PEFT's all-linear takes routers too, names of layers do not");
-    }
-    throw UsageError(what, fmt::format("{} is no matrix of experts", name),
-                     "they are mlp.experts.gate_up_proj and mlp.experts.down_proj; linear layers are named by "
-                     "--lora-targets");
+    throw UsageError(
+        what, fmt::format("{} is no matrix of experts", name),
+        "they are mlp.experts.gate_up_proj and mlp.experts.down_proj, and the router's is mlp.gate.weight; "
+        "linear layers are named by --lora-targets");
   }
 }
 
@@ -160,9 +177,11 @@ bool ends_as_one_of(std::string_view module, const std::vector<std::string>& end
 }
 
 void require_saved_modules(const ModelConfig& config, const std::vector<Candidate>& linear,
-                           const std::vector<std::string>& names) {
+                           const std::vector<std::string>& names, std::string_view typed) {
   std::set<std::string> known = other_modules(config, linear);
-  for (const Candidate& c : linear) known.insert(c.wholes.begin(), c.wholes.end());
+  for (const Candidate& c : linear) {
+    if (!c.is_router) known.insert(c.wholes.begin(), c.wholes.end());
+  }
   // Routers of Mixtral have another name in transformers than in files, by which PEFT would look for them.
   std::erase_if(known, [](const std::string& module) {
     return module.find(".experts.") != std::string::npos || module.ends_with("block_sparse_moe.gate");
@@ -174,8 +193,10 @@ void require_saved_modules(const ModelConfig& config, const std::vector<Candidat
     const std::vector<std::string> all(last.begin(), last.end());
     const std::vector<std::string> near = nearest_names(name, all);
     throw UsageError(
-        fmt::format("--lora-modules-to-save {}", name), fmt::format("{} has no such module", config.name),
-        fmt::format("{} {}", near.empty() ? "its modules are" : "perhaps", fmt::join(near.empty() ? all : near, ", ")));
+        said(typed, "--lora-modules-to-save", "modules_to_save", name),
+        fmt::format("{} has no such module", config.name),
+        fmt::format("{}{} {}", is_flag(typed) ? "" : "name the base that the adapter was made of; ",
+                    near.empty() ? "its modules are" : "perhaps", fmt::join(near.empty() ? all : near, ", ")));
   }
 }
 
@@ -221,9 +242,18 @@ class Choice {
   const LoraTargets& targets() const { return targets_; }
   const LoraTargets& experts() const { return experts_; }
   bool chooses(const Candidate& c) const;
+  bool chooses_router(const Candidate& c) const;
   LoraModule module_of(const Candidate& c) const;
 
  private:
+  /// A value by patterns, which may name a router in either way.
+  template <class T>
+  static T of(const ByPattern<T>& patterns, const Candidate& c, T otherwise) {
+    if (!c.is_router) return patterns.of(c, otherwise);
+    for (const std::string& whole : c.wholes) otherwise = patterns.of(whole, otherwise);
+    return patterns.of(c.parameter(), otherwise);
+  }
+
   const LoraOptions& options_;
   std::string_view typed_;
   LoraTargets targets_, experts_;
@@ -231,7 +261,13 @@ class Choice {
   ByPattern<double> alphas_;
 };
 
+bool Choice::chooses_router(const Candidate& c) const {
+  if (ends_as_one_of(c.wholes.back(), options_.modules_to_save)) return false;
+  return count_targeted(c, targets_) > 0 || (!experts_.all && experts_.matches(c.parameter()));
+}
+
 bool Choice::chooses(const Candidate& c) const {
+  if (c.is_router) return chooses_router(c);
   if (c.is_parameter) return experts_.all || experts_.matches(c.wholes.front());
   const std::size_t targeted = count_targeted(c, targets_);
   if (targeted == 0 || (!c.of_experts && ends_as_one_of(c.wholes.front(), options_.modules_to_save))) return false;
@@ -242,22 +278,23 @@ bool Choice::chooses(const Candidate& c) const {
 }
 
 LoraModule Choice::module_of(const Candidate& c) const {
-  const std::int64_t rank = ranks_.of(c, options_.rank);
+  const std::int64_t rank = of(ranks_, c, options_.rank);
   if (rank > c.least_side) {
-    const bool by_flag = typed_.starts_with("--");
+    const bool by_flag = is_flag(typed_);
     throw UsageError(by_flag ? fmt::format("--lora-rank {}", rank) : fmt::format("{}, rank {}", typed_, rank),
                      fmt::format("the smaller side of {} is {}", c.wholes.front(), c.least_side),
                      by_flag ? fmt::format("use at most --lora-rank {}, or leave it out of {}", c.least_side,
                                            c.is_parameter ? "--lora-experts" : "--lora-targets")
                              : "name the base that the adapter was made of");
   }
-  if (c.of_experts && options_.dropout.value_or(0.0) > 0.0) {
-    throw UsageError(fmt::format("--lora-dropout {}", *options_.dropout), "adapters of experts have none, as in PEFT",
-                     "leave it out, or the experts");
+  if ((c.of_experts || c.is_router) && options_.dropout.value_or(0.0) > 0.0) {
+    throw UsageError(said(typed_, "--lora-dropout", "lora_dropout", fmt::format("{}", *options_.dropout)),
+                     "adapters of experts and routers have none, as in PEFT",
+                     is_flag(typed_) ? "leave it out, or them" : "--lora-dropout 0 trains on without it");
   }
   return {.name = c.name,
           .rank = rank,
-          .alpha = alphas_.of(c, options_.alpha_or_default()),
+          .alpha = of(alphas_, c, options_.alpha_or_default()),
           .each_expert = c.of_experts && !c.is_parameter};
 }
 
@@ -313,7 +350,7 @@ LoraConfig lora_config(const ModelConfig& config, const LoraOptions& options, st
   const Choice choice(options, typed);
   require_found(config, choice.targets(), options, candidates, typed);
   require_experts(config, choice.experts(), options, candidates, typed);
-  require_saved_modules(config, candidates, options.modules_to_save);
+  require_saved_modules(config, candidates, options.modules_to_save, typed);
   LoraConfig lora{.rank = options.rank,
                   .alpha = options.alpha_or_default(),
                   .rank_stabilized = options.rank_stabilized.value_or(false),
@@ -327,7 +364,7 @@ LoraConfig lora_config(const ModelConfig& config, const LoraOptions& options, st
     chosen.push_back(c);
   }
   refuse_both_forms(chosen, typed, options);
-  if (typed.starts_with("--")) refuse_parts_of_experts(chosen, options);
+  if (is_flag(typed)) refuse_parts_of_experts(chosen, options);
   if (chosen.empty()) {
     throw UsageError(fmt::format("{} {}", typed, options.targets),
                      choice.targets().none ? "and no --lora-experts: nothing has an adapter"
@@ -348,7 +385,7 @@ bool is_adapted(const LoraConfig& lora, const Candidate& c) {
 
 std::vector<std::string> target_names(const ModelConfig& config, const LoraConfig& lora) {
   std::vector<Candidate> linear = candidates_of(config);
-  std::erase_if(linear, [](const Candidate& c) { return c.is_parameter; });
+  std::erase_if(linear, [](const Candidate& c) { return c.is_parameter || c.is_router; });
   const auto names_these_alone = [&](const std::string& name) {
     return std::ranges::all_of(linear, [&](const Candidate& c) { return is_adapted(lora, c) || !names_one(c, name); });
   };
@@ -370,12 +407,15 @@ std::vector<std::string> target_names(const ModelConfig& config, const LoraConfi
 std::vector<std::string> target_parameters(const ModelConfig& config, const LoraConfig& lora) {
   const std::vector<Candidate> candidates = candidates_of(config);
   const auto all_have = [&](const std::string& name) {
-    return std::ranges::all_of(
-        candidates, [&](const Candidate& c) { return !c.is_parameter || c.name != name || is_adapted(lora, c); });
+    return std::ranges::all_of(candidates, [&](const Candidate& c) {
+      return !(c.is_parameter || c.is_router) || c.name != name || is_adapted(lora, c);
+    });
   };
   std::set<std::string> names;
   for (const Candidate& c : candidates) {
-    if (c.is_parameter && is_adapted(lora, c)) names.insert(all_have(c.name) ? c.name : c.wholes.front());
+    if (!(c.is_parameter || c.is_router) || !is_adapted(lora, c)) continue;
+    const std::string in_block = c.is_router ? c.name + ".weight" : c.name;
+    names.insert(all_have(c.name) ? in_block : c.parameter());
   }
   return {names.begin(), names.end()};
 }

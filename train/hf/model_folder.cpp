@@ -11,7 +11,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// In the order in which they say what a folder holds.
+/// Formats in the order in which they say what a folder holds.
 enum class OtherFormat : std::uint8_t {
   gguf,
   zero,

@@ -71,6 +71,21 @@ std::vector<std::string> nearest_names(std::string_view name, const std::vector<
 
 std::vector<std::string> nearest_shapes(std::string_view name) { return nearest_names(name, builtin_models()); }
 
+std::vector<std::string> nearest_folders(const fs::path& missing) {
+  const fs::path path = missing.has_filename() ? missing : missing.parent_path();  // also where it ends in a slash
+  const fs::path parent = path.parent_path();
+  std::vector<std::string> folders;
+  std::error_code error;
+  for (fs::directory_iterator it(parent.empty() ? "." : parent, error), end; !error && it != end; it.increment(error)) {
+    std::error_code ignored;
+    if (it->is_directory(ignored)) folders.push_back(it->path().filename().string());
+  }
+  std::ranges::sort(folders);
+  std::vector<std::string> near = nearest_names(path.filename().string(), folders);
+  for (std::string& name : near) name = (parent / name).string();
+  return near;
+}
+
 bool is_hub_name(std::string_view name) {
   const auto slash = std::ranges::find(name, '/');
   const auto is_part = [](std::string_view part) {

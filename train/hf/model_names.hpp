@@ -14,6 +14,9 @@ std::vector<std::string> nearest_shapes(std::string_view name);
 /// Names that may be meant by one that is none of them, the likeliest first, three at most.
 std::vector<std::string> nearest_names(std::string_view name, const std::vector<std::string>& among);
 
+/// Folders beside a path that is not there and that may be meant by it, likewise.
+std::vector<std::string> nearest_folders(const std::filesystem::path& missing);
+
 /// Whether it can be a name of the hub: "org/name".
 bool is_hub_name(std::string_view name);
 

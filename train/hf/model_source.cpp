@@ -6,18 +6,16 @@
 
 #include <algorithm>
 #include <cmath>
-#include <nlohmann/json.hpp>
 #include <system_error>
 #include <utility>
 
 #include "core/base/error.hpp"
-#include "core/base/json_text.hpp"
-#include "models/hf/hf_config.hpp"
 #include "models/transformer/transformer.hpp"
 #include "offload/engine/state_io.hpp"
 #include "train/config/config.hpp"
 #include "train/hf/adapter_source.hpp"
 #include "train/hf/base_hashes.hpp"
+#include "train/hf/checkpoint_match.hpp"
 #include "train/hf/hf_weights.hpp"
 #include "train/hf/lora_modules.hpp"
 #include "train/hf/model_folder.hpp"
@@ -31,95 +29,125 @@ namespace {
 
 namespace fs = std::filesystem;
 
-ModelConfig config_of(const Checkpoint& checkpoint) {
-  const Manifest& manifest = checkpoint.manifest();
-  if (manifest.model_name.empty() && manifest.model_config == "{}") {  // saved by OffloadEngine::save
-    throw InputError(fmt::format("checkpoint {}", checkpoint.directory().string()),
-                     "a trainer of its own has saved it, and its manifest names no model",
-                     "OffloadEngine::load reads it, and tandem digest");
-  }
-  try {
-    return parse_hf_config(manifest.model_config, manifest.model_name);
-  } catch (const UsageError& error) {
-    throw InputError(fmt::format("checkpoint {}", checkpoint.directory().string()), error.what(),
-                     "use another one of the run");
-  }
-}
-
 /// The word before the targets of an adapter, for errors.
 std::string targets_of(const AdapterSource& adapter) {
   return fmt::format("adapter {}: target_modules", adapter.folder().string());
 }
 
-/// Puts an adapter on top of its base.
+/// Puts an adapter on top of its base. What it drops in training is for take_adapters() to say.
 void put_on_top(ModelSource& source, std::shared_ptr<const AdapterSource> adapter) {
-  source.config.lora = lora_config(source.config, adapter->description().options, targets_of(*adapter));
+  LoraOptions options = adapter->description().options;
+  options.dropout.reset();
+  source.config.lora = lora_config(source.config, options, targets_of(*adapter));
   source.adapter = std::move(adapter);
 }
 
-/// A built-in shape with the weights that a run began with, by its seed.
-ModelSource random_base(const std::string& name, std::uint64_t seed) {
+/// A built-in shape, which has no weights.
+ModelSource shape_of(const std::string& name) {
   ModelSource source;
   source.config = builtin_model(name);
   source.base = name;
-  source.random_seed = seed;
   return source;
 }
 
-/// How the base of a source is looked for. Throws UsageError where bases name one another.
-ModelLookup beneath(const ModelLookup& lookup, const std::string& what) {
+/// Words that were typed for a source, for errors.
+std::string typed_name(const fs::path& folder, const ModelLookup& lookup) {
+  return fmt::format("{} {}", lookup.typed, lookup.folder.empty() ? folder.string() : lookup.folder);
+}
+
+/// How the base of a source is looked for. `adapter`: the source where it is one. Throws UsageError where bases name
+/// one another.
+ModelLookup beneath(const ModelLookup& lookup, const std::string& what, std::string adapter = {}) {
   constexpr int most = 16;
-  if (lookup.above < most) return {.typed = "base", .trains = false, .above = lookup.above + 1};
-  throw UsageError(what,
-                   fmt::format("more than {} adapters and checkpoints name each the next one as their base", most),
-                   "name the base by --model, and the adapter by --adapter");
+  if (lookup.above < most) {
+    return {.typed = lookup.base_at.empty() ? "base" : "--model",
+            .trains = false,
+            .command = lookup.command,
+            .above = lookup.above + 1,
+            .adapter_above = std::move(adapter)};
+  }
+  throw UsageError(what, fmt::format("more than {} checkpoints name each the next one as their base", most),
+                   "name a model, and train over that anew");
+}
+
+/// Throws UsageError where an adapter is to be the base of another: one of both would be left out.
+void refuse_adapter_of_adapter(const fs::path& folder, const ModelLookup& lookup) {
+  if (lookup.adapter_above.empty()) return;
+  const std::string base = lookup.folder.empty() ? folder.string() : lookup.folder;
+  throw UsageError(lookup.adapter_above, fmt::format("its base {} holds an adapter itself", base),
+                   fmt::format("tandem export {} --merged --to DIR makes a model of that: name DIR as the base", base));
+}
+
+/// Throws UsageError, as the base that an adapter or a checkpoint names is not there.
+[[noreturn]] void refuse_missing_base(const fs::path& of, const std::string& base, bool is_adapter,
+                                      const ModelLookup& lookup) {
+  const std::string folder = lookup.folder.empty() ? of.string() : lookup.folder;
+  const std::string advice =
+      lookup.above == 0 && !lookup.command.empty()
+          ? fmt::format("tandem {} {} --model DIR says where it is now", lookup.command, folder)
+      : lookup.above == 0 && is_adapter
+          ? fmt::format("give --model DIR, where it is now, and --adapter {}", folder)
+          : fmt::format(
+                "tandem export {} --model DIR --to NEW, with DIR where it is now, makes a model of both: name "
+                "NEW by --model",
+                folder);
+  throw UsageError(typed_name(of, lookup),
+                   fmt::format("{} {}, which is neither here nor in the hub's cache",
+                               is_adapter ? "it holds an adapter of" : "its frozen parameters are those of", base),
+                   advice);
+}
+
+bool is_missing(const std::string& base) {
+  std::error_code ignored;
+  return !fs::exists(base, ignored) && !cached_snapshot(base);
+}
+
+/// The base of an adapter or checkpoint. Random weights are those of the run's seed, where a run had them.
+ModelSource find_base(const std::string& base, const Checkpoint* run, const ModelLookup& lookup) {
+  const bool built_in = std::ranges::count(builtin_models(), base) > 0 && is_missing(base);
+  ModelSource source = built_in ? shape_of(base) : find_model(base, lookup);
+  if (run != nullptr && !source.loads_weights()) source.random_seed = run->manifest().seed;
+  return source;
 }
 
 /// The base that an adapter names. `lookup`: of the adapter's folder.
 ModelSource base_of(const AdapterSource& adapter, const ModelLookup& lookup) {
-  const std::string what = fmt::format("{} {}", lookup.typed, adapter.folder().string());
-  const std::string base = adapter.description().base;
-  const std::string advice = fmt::format("name the base, and give this with --adapter {}", adapter.folder().string());
-  std::error_code ignored;
-  if (base.empty()) throw UsageError(what, "it holds an adapter that does not name its base", advice);
-  const auto cached = fs::exists(base, ignored) ? std::nullopt : cached_snapshot(base);
-  if (is_peft_folder(cached.value_or(base))) {
-    throw UsageError(
-        what, fmt::format("its base {} holds an adapter itself", base),
-        fmt::format("tandem export {} --merged --to DIR makes a model of that: name DIR as the base", base));
+  refuse_adapter_of_adapter(adapter.folder(), lookup);
+  const std::string what = typed_name(adapter.folder(), lookup);
+  const std::string base = lookup.base_at.empty() ? adapter.description().base : lookup.base_at;
+  if (base.empty()) {
+    const std::string folder = adapter.folder().string();
+    throw UsageError(what, "it holds an adapter that does not name its base",
+                     lookup.command.empty() || lookup.above > 0
+                         ? fmt::format("name the base by --model, and give this with --adapter {}", folder)
+                         : fmt::format("tandem {} {} --model DIR names it", lookup.command, folder));
   }
-  if (!fs::exists(base, ignored) && !cached) {
-    const bool built_in = std::ranges::count(builtin_models(), base) > 0;
-    if (built_in && adapter.checkpoint() != nullptr) return random_base(base, adapter.checkpoint()->manifest().seed);
-    throw UsageError(what, fmt::format("it holds an adapter of {}, which is neither here nor in the hub's cache", base),
-                     advice);
+  const bool random = adapter.checkpoint() != nullptr && std::ranges::count(builtin_models(), base) > 0;
+  if (lookup.base_at.empty() && is_missing(base) && !random) {
+    refuse_missing_base(adapter.folder(), base, /*is_adapter=*/true, lookup);
   }
-  return find_model(base, beneath(lookup, what));
+  ModelSource source = find_base(base, adapter.checkpoint(), beneath(lookup, what, what));
+  if (adapter.checkpoint() != nullptr) check_function(*adapter.checkpoint(), source.config);
+  return source;
 }
-
-/// Throws InputError that names the first difference between what the models of a checkpoint and of `config` compute of
-/// their parameters.
-void check_function(const Checkpoint& checkpoint, const ModelConfig& config);
 
 /// A checkpoint of trained parameters, on top of the model that has the others: the one that it names, or random
 /// weights by its seed.
 ModelSource over_base(std::unique_ptr<Checkpoint> checkpoint, const ModelLookup& lookup) {
   const Manifest& manifest = checkpoint->manifest();
-  const std::string what = fmt::format("{} {}", lookup.typed, checkpoint->directory().string()), &base = manifest.base;
+  const std::string base = lookup.base_at.empty() ? manifest.base : lookup.base_at;
   ModelSource source;
-  std::error_code ignored;
   if (base.empty()) {
     source.config = config_of(*checkpoint);
     source.random_seed = manifest.seed;
-  } else if (fs::exists(base, ignored) || cached_snapshot(base)) {
-    source = find_model(base, beneath(lookup, what));
+  } else {
+    if (lookup.base_at.empty() && is_missing(base)) {
+      refuse_missing_base(checkpoint->directory(), base, /*is_adapter=*/false, lookup);
+    }
+    source = find_base(base, checkpoint.get(), beneath(lookup, typed_name(checkpoint->directory(), lookup)));
     source.config.lora.reset();
     source.adapter.reset();  // one that has come into the folder since
     check_function(*checkpoint, source.config);
-  } else {
-    throw UsageError(
-        what, fmt::format("its frozen parameters are those of {}, which is neither here nor in the hub's cache", base),
-        "put that back");
   }
   source.base = checkpoint->directory().string();
   source.on_top.push_back(std::move(checkpoint));
@@ -185,7 +213,9 @@ ModelSource from_directory(const fs::path& directory, const ModelLookup& lookup,
     auto newest = newest_checkpoint(directory / "checkpoints",
                                     [](const fs::path&, const std::string& why) { spdlog::warn("{}", why); });
     if (!newest) throw InputError(fmt::format("run {}", directory.string()), "it holds no good checkpoint");
-    return from_checkpoint(std::move(newest), lookup);
+    ModelLookup of_run = lookup;
+    of_run.folder = directory.string();
+    return from_checkpoint(std::move(newest), of_run);
   }
   const bool is_described = fs::exists(directory / "config.json");
   std::shared_ptr<const AdapterSource> adapter;
@@ -198,6 +228,7 @@ ModelSource from_directory(const fs::path& directory, const ModelLookup& lookup,
     source.beside = files_with_adapter(std::move(source.beside), directory);
     return source;
   }
+  if (adapter) refuse_adapter_of_adapter(directory, lookup);
   if (!is_described) refuse_folder(directory, lookup.typed);
   ModelSource source = from_config_file(directory / "config.json");
   if (!files) files = std::make_shared<HfWeightFiles>(directory);
@@ -238,13 +269,14 @@ std::string lacking(const fs::path& snapshot, bool from_scratch, std::shared_ptr
 
 ModelSource from_hub_cache(const std::string& name, const ModelLookup& lookup) {
   const std::string what = fmt::format("{} {}", lookup.typed, name);
-  const std::string advice = fmt::format("if it is a name of the hub: hf download {}", name);
   const auto snapshot = cached_snapshot(name);
   if (!snapshot) {
+    const std::vector<std::string> near = nearest_folders(name);
+    const std::string perhaps = near.empty() ? std::string() : fmt::format("perhaps {}; ", fmt::join(near, ", "));
     throw UsageError(what,
-                     fmt::format("neither a built-in shape, nor a path that exists, nor in the hub's cache {}",
-                                 hub_cache().string()),
-                     advice);
+                     fmt::format("neither a {}, nor a path that exists, nor in the hub's cache {}",
+                                 lookup.trains ? "built-in shape" : "run", hub_cache().string()),
+                     fmt::format("{}if it is a name of the hub: hf download {}", perhaps, name));
   }
   std::shared_ptr<HfWeightFiles> files;
   if (const std::string part = lacking(*snapshot, lookup.from_scratch, files); !part.empty()) {
@@ -259,11 +291,14 @@ ModelSource from_hub_cache(const std::string& name, const ModelLookup& lookup) {
 }
 
 [[noreturn]] void refuse_name(const std::string& name, const ModelLookup& lookup) {
+  const std::vector<std::string> paths = nearest_folders(name);
   if (!lookup.trains) {
-    throw UsageError(fmt::format("{} {}", lookup.typed, name), "there is no such path",
-                     "name a Hugging Face directory, a checkpoint or a run");
+    throw UsageError(fmt::format("{} {}", lookup.typed, name), "there is no such path, and so no run or model",
+                     paths.empty() ? "name a Hugging Face directory, a checkpoint or a run"
+                                   : fmt::format("perhaps {}", fmt::join(paths, ", ")));
   }
-  const std::vector<std::string> near = nearest_shapes(name);
+  std::vector<std::string> near = nearest_shapes(name);
+  near.insert(near.end(), paths.begin(), paths.end());
   throw UsageError(fmt::format("{} {}", lookup.typed, name), "neither a built-in shape nor a path that exists",
                    near.empty()
                        ? "tandem --list-models names the shapes"
@@ -302,16 +337,11 @@ void check_checkpoint(const Checkpoint& checkpoint, const ParameterLayout& layou
                    "use the model it was saved from");
 }
 
-}  // namespace
-
-ModelSource find_model(const std::string& name, const ModelLookup& lookup) {
+ModelSource look_up(const std::string& name, const ModelLookup& lookup) {
   const auto builtin = builtin_models();
   if (std::find(builtin.begin(), builtin.end(), name) != builtin.end()) {
     refuse_ambiguous(name, lookup);
-    ModelSource source;
-    source.config = builtin_model(name);
-    source.base = name;
-    return source;
+    return shape_of(name);
   }
   std::error_code error;
   if (fs::is_directory(name, error)) return from_directory(name, lookup);
@@ -320,49 +350,34 @@ ModelSource find_model(const std::string& name, const ModelLookup& lookup) {
   refuse_name(name, lookup);
 }
 
+}  // namespace
+
+ModelSource find_model(const std::string& name, const ModelLookup& lookup) {
+  ModelSource source = look_up(name, lookup);
+  std::error_code ignored;
+  const bool on_a_base =
+      !source.on_top.empty() || (source.adapter && !fs::exists(source.adapter->folder() / "config.json", ignored));
+  if (lookup.base_at.empty() || on_a_base) return source;
+  throw UsageError(fmt::format("--model {}", lookup.base_at),
+                   fmt::format("it says where the base of {} is, which is a whole model", name),
+                   "leave one of them out");
+}
+
 void ModelSource::close_weights() const {
   if (weights) weights->close();
 }
 
-ModelSource find_trained_model(const std::string& name, std::string_view typed) {
-  ModelSource source = find_model(name, {.typed = typed, .trains = false});
+ModelSource find_trained_model(const std::string& name, const ModelLookup& lookup) {
+  ModelSource source = find_model(name, lookup);
   if (!source.loads_weights()) {
-    throw UsageError(fmt::format("{} {}", typed, name), "it has no weights",
-                     "name a Hugging Face directory with *.safetensors, a checkpoint or a run directory");
+    throw UsageError(
+        lookup.base_at.empty() ? fmt::format("{} {}", lookup.typed, name) : fmt::format("--model {}", lookup.base_at),
+        "it has no weights", "name a Hugging Face directory with *.safetensors, a checkpoint or a run directory");
   }
   return source;
 }
 
 namespace {
-
-/// Keys of config.json that describe the function that the model computes: without names, initial values and storage of
-/// weights, generation, and the longest sequence, which shapes tell where it matters.
-nlohmann::json keys_of_the_function(const ModelConfig& config) {
-  nlohmann::json json = parse_json<nlohmann::json>(hf_config_text(config, "float32"));
-  for (const char* key :
-       {"architectures", "model_type", "torch_dtype", "initializer_range", "max_position_embeddings"}) {
-    json.erase(key);
-  }
-  for (const auto& [key, value] : config.passed_on) json.erase(key);
-  json["rope_magnitude"] =
-      rope_magnitude(config, config.rope(/*windowed=*/false));  // may come of how long sequences may be
-  json["norm_offset"] = config.norm_offset;
-  return json;
-}
-
-void check_function(const Checkpoint& checkpoint, const ModelConfig& config) {
-  const auto stored = keys_of_the_function(config_of(checkpoint));
-  const auto given = keys_of_the_function(config);
-  nlohmann::json all = given;
-  all.update(stored);
-  for (const auto& [key, any] : all.items()) {
-    const nlohmann::json saved = stored.value(key, nlohmann::json()), value = given.value(key, nlohmann::json());
-    if (saved == value) continue;
-    throw InputError(fmt::format("checkpoint {}", checkpoint.directory().string()),
-                     fmt::format("it was made with {} {}, the model has {}", key, json_text(saved), json_text(value)),
-                     "resume with the model it was saved with");
-  }
-}
 
 /// Passes values on, and says where some are not finite: training from them would skip every step.
 ParameterValues watched(ParameterValues values) {
@@ -387,6 +402,15 @@ void refuse_contradiction(std::string_view flag, const std::string& typed, const
                    fmt::format("the adapter {} has {}", adapter.folder().string(), own), "leave the flag out");
 }
 
+/// Whether options choose the same adapters, for a model that may not allow them.
+bool chooses(const ModelConfig& model, const LoraOptions& options, const LoraConfig& same) {
+  try {
+    return lora_config(model, options, "--lora-targets").modules == same.modules;
+  } catch (const UsageError&) {
+    return false;
+  }
+}
+
 /// Description of an adapter, with what flags add to it.
 LoraOptions options_of(const LoraOptions& typed, const ModelConfig& model, const AdapterSource& adapter) {
   LoraOptions options = adapter.description().options;
@@ -403,14 +427,12 @@ LoraOptions options_of(const LoraOptions& typed, const ModelConfig& model, const
             fmt::format("{}", fmt::join(options.modules_to_save, ",")));
   }
   if (typed.dropout) options.dropout = typed.dropout;
+  const LoraConfig own = lora_config(model, options, targets_of(adapter));
   const auto compare_modules = [&](std::string_view flag, std::string LoraOptions::*names) {
     if ((typed.*names).empty()) return;
     LoraOptions with_typed = options;
     with_typed.*names = typed.*names;
-    const LoraConfig wanted = lora_config(model, with_typed, "--lora-targets");
-    if (wanted.modules != lora_config(model, options, "target_modules").modules) {
-      refuse_contradiction(flag, typed.*names, options.*names, adapter);
-    }
+    if (!chooses(model, with_typed, own)) refuse_contradiction(flag, typed.*names, options.*names, adapter);
   };
   compare_modules("--lora-targets", &LoraOptions::targets);
   compare_modules("--lora-experts", &LoraOptions::experts);
@@ -448,51 +470,6 @@ void take_adapters(TrainConfig& config, ModelSource& source, bool opens) {
   source.config.lora = lora_config(source.config, config.lora,
                                    source.adapter ? targets_of(*source.adapter) : std::string("--lora-targets"));
   source.config.lora->seed = config.seed;
-}
-
-namespace {
-
-/// Throws InputError where a checkpoint and a run do not leave out frozen parameters alike, or had them in other
-/// formats.
-void check_base_format(const Checkpoint& checkpoint, const ModelConfig& config, const ParameterLayout& layout) {
-  const bool leaves_out = config.lora || base_format(layout) != WeightCode::none;
-  const std::string own(leaves_out ? base_name(base_format(layout)) : ""), &stored = checkpoint.manifest().base_format;
-  if (own == stored) return;
-  const auto shown = [](const std::string& format) { return format.empty() ? "bf16" : format; };
-  throw InputError(fmt::format("checkpoint {}", checkpoint.directory().string()),
-                   fmt::format("it was made with --base {}, this run has {}", shown(stored), shown(own)),
-                   "resume with its --base; for another begin a run with --model CHECKPOINT and another --out");
-}
-
-/// Throws InputError where a checkpoint and a model do not both have adapters of one description.
-void check_adapters(const Checkpoint& checkpoint, const ModelConfig& config) {
-  const std::string what = fmt::format("checkpoint {}", checkpoint.directory().string()),
-                    &text = checkpoint.manifest().adapter;
-  if (text.empty() != !config.lora) {
-    throw InputError(what, text.empty() ? "it holds a model that was trained itself" : "it holds adapters",
-                     "resume with the --lora flags it was saved with");
-  }
-  if (text.empty()) return;
-  const LoraOptions stored = parse_peft_config(text, checkpoint.directory().string()).options;
-  const auto compare = [&](std::string_view name, const auto& saved, const auto& value) {
-    if (saved == value) return;
-    throw InputError(what, fmt::format("it was made with {} {}, this run has {}", name, saved, value),
-                     "resume with the --lora flags it was saved with");
-  };
-  compare("--lora-rank", stored.rank, config.lora->rank);
-  compare("--lora-dropout", stored.dropout.value_or(0.0), config.lora->dropout);
-  compare("--lora-alpha", stored.alpha_or_default(), config.lora->alpha);
-  compare("--lora-rslora", stored.rank_stabilized.value_or(false), config.lora->rank_stabilized);
-}
-
-}  // namespace
-
-void check_resumable(const Checkpoint& checkpoint, const ModelConfig& config, const ParameterLayout& layout,
-                     StateFormat state) {
-  check_adapters(checkpoint, config);
-  check_belongs(checkpoint, layout, state);
-  check_base_format(checkpoint, config, layout);
-  check_function(checkpoint, config);
 }
 
 void check_weights(const ModelSource& source, const ParameterLayout& layout) {

@@ -11,7 +11,6 @@
 #include <vector>
 
 #include "core/host/parallel.hpp"
-#include "core/numerics/adam_state.hpp"
 #include "core/params/parameter_layout.hpp"
 #include "core/params/weight_encoder.hpp"
 #include "io/checkpoint.hpp"
@@ -48,19 +47,24 @@ struct ModelLookup {
   bool trains = true;                  ///< false: weights are needed, and no advice is for training
   bool from_scratch = false;           ///< its weights are not wanted: those that cannot be read are no matter
   std::filesystem::path out{};         ///< the run's own folder, which may have the name of a built-in shape
-  int above = 0;                       ///< checkpoints and adapters that name this one as their base
+  /// Command that takes a model and, by --model, where its base is now; empty: one that trains, and takes no two.
+  std::string_view command{};
+  std::string base_at{};        ///< where the base of the model is now; empty: where the model says
+  std::string folder{};         ///< run that was named, of a checkpoint in it; empty: the checkpoint itself
+  int above = 0;                ///< checkpoints and adapters that name this one as their base
+  std::string adapter_above{};  ///< adapter that names this one as its base; empty: none
 };
 
 /// The source that `name` stands for: a built-in shape, a config.json, a Hugging Face directory, a checkpoint, a run
 /// directory (its newest good checkpoint), or a name of the hub that is in its local cache. A folder that holds an
-/// adapter, of PEFT's or of a run that trained one, stands for that on top of its base: the model beside it, else the
-/// one that it names; a checkpoint without frozen parameters for itself on top of the model that has them. Throws
-/// UsageError where it is none of these, a built-in shape and a path at once, or its base is not there; InputError
-/// where its files are bad, or weights lie there in a format that is not read.
+/// adapter, of PEFT's or of a run that trained one, stands for that on top of its base: the model beside it, else that
+/// of `lookup.base_at`, else the one that it names; a checkpoint without frozen parameters for itself on top of the
+/// model that has them. Throws UsageError where it is none of these, a built-in shape and a path at once, or its base
+/// is not there; InputError where its files are bad, or weights lie there in a format that is not read.
 ModelSource find_model(const std::string& name, const ModelLookup& lookup = {});
 
 /// find_model() for commands that need weights. Throws UsageError where there are none.
-ModelSource find_trained_model(const std::string& name, std::string_view typed = "--model");
+ModelSource find_trained_model(const std::string& name, const ModelLookup& lookup);
 
 /// Takes the adapters of a run into its model: those that its flags describe, or the one that --adapter names or that
 /// came with the model, whose description is then the configuration's too. `opens`: whether --adapter is opened, whose
@@ -70,12 +74,6 @@ void take_adapters(TrainConfig& config, ModelSource& source, bool opens = true);
 
 /// Takes ranks and alphas by module, which no flag says, from the checkpoint that a run goes on from.
 void take_patterns(TrainConfig& config, const Checkpoint& checkpoint);
-
-/// Whether training of this model may go on from the checkpoint: it holds state of the optimizer of `state` for the
-/// layout's parameters, frozen or trained alike, and its model computes the same of them, with as many heads for one,
-/// which shapes do not tell. Throws InputError that names the first difference.
-void check_resumable(const Checkpoint& checkpoint, const ModelConfig& config, const ParameterLayout& layout,
-                     StateFormat state);
 
 /// Whether the source has every tensor of the layout, and no other, each of its shape: throws InputError that names
 /// those missing, unexpected or misshapen. A source without weights has nothing to check.

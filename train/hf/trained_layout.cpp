@@ -94,6 +94,13 @@ ParameterLayout forward_layout(const ModelConfig& config) {
   return layout_with(layout_of(config), [](const Parameter&, ParameterOptions& options) { options.trainable = false; });
 }
 
+ParameterLayout with_fp8_factors(const ParameterLayout& layout,
+                                 const std::function<bool(const Parameter&)>& is_factor) {
+  return layout_with(layout, [&](const Parameter& p, ParameterOptions& options) {
+    options.fp8_factor = options.trainable && is_factor(p);
+  });
+}
+
 ParameterLayout base_layout(const ModelConfig& plain, const ParameterLayout& layout) {
   return layout_with(layout_of(plain), [&](const Parameter& p, ParameterOptions& options) {
     const ParameterOptions& present = layout.parameter(p.full_name).options;

@@ -1,5 +1,6 @@
 #pragma once
 // Layouts of a model's parameters: those that a run trains, and how the others are stored.
+#include <functional>
 #include <string>
 
 #include "core/params/parameter_layout.hpp"
@@ -17,6 +18,8 @@ ParameterLayout frozen_layout(const ModelConfig& config, const std::string& patt
 ParameterLayout trained_layout(const TrainConfig& config, const ModelConfig& model, DType ends = DType::f32);
 /// The model's layout with every parameter frozen: for forwards alone.
 ParameterLayout forward_layout(const ModelConfig& config);
+/// The layout with the trained ones of the parameters that `is_factor` marked as ParameterOptions::fp8_factor.
+ParameterLayout with_fp8_factors(const ParameterLayout& layout, const std::function<bool(const Parameter&)>& is_factor);
 /// The layout of a model without its adapters, whose parameters are trained or frozen, and stored, as in `layout`.
 ParameterLayout base_layout(const ModelConfig& plain, const ParameterLayout& layout);
 

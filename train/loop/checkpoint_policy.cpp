@@ -154,7 +154,8 @@ void CheckpointPolicy::save_at_the_end() {
   if (saver_) finish(true);
 }
 
-/// As CheckpointSaver::poll. Whether a save is done, and has succeeded, is what the process that writes it says.
+/// Looks whether the save under way is done; false where it failed and the run is to go on. With ranks in several
+/// processes, the one that writes decides.
 bool CheckpointPolicy::poll() {
   Processes& processes = *run_.processes;
   if (!processes.several()) return saver_->poll();

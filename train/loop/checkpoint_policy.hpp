@@ -17,9 +17,9 @@ namespace tandem {
 
 class CheckpointPolicy {
  public:
-  /// All must outlive it. `directory`: of the run; null: nothing is saved, or another process writes it. `saved`:
-  /// whether the state that the run begins with is a checkpoint in that directory. `say` is told of every checkpoint
-  /// that is done, and of every new best one.
+  /// All arguments must outlive the object. `directory`: folder of the run; null: nothing is saved, or another process
+  /// writes it. `saved`: whether the state that the run begins with is a checkpoint in that directory. `say` is told of
+  /// every checkpoint that is done, and of every new best one.
   CheckpointPolicy(PreparedRun& run, RankWorkers& workers, RunDirectory* directory, bool saved,
                    std::function<void(const std::string&)> say);
 
@@ -28,7 +28,7 @@ class CheckpointPolicy {
   void discard_later_checkpoints();
   /// Notes the seconds of a step that has ended.
   void note_step(double seconds);
-  /// To be called after each step: takes in the result of the save under way, and starts one that is due. Throws as
+  /// Work after each step: takes in the result of the save under way, and starts one that is due. Throws as
   /// CheckpointSaver::poll.
   void after_step();
   /// Saves the state that is there, unless it is saved. Blocks. Throws WriteError.

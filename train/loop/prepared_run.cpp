@@ -12,7 +12,9 @@
 #include "core/base/version.hpp"
 #include "core/host/topology.hpp"
 #include "train/config/units.hpp"
+#include "train/hf/checkpoint_match.hpp"
 #include "train/hf/trained_layout.hpp"
+#include "train/loop/reference.hpp"
 #include "train/loop/resume_point.hpp"
 #include "train/loop/run_facts.hpp"
 #include "train/report/record_scores.hpp"
@@ -55,8 +57,9 @@ void PreparedRun::join() {
     return;
   }
   static_cast<void>(config_of_rank(config(), request.launch->rank.count));
+  log = std::make_unique<RankLog>();
   processes = std::make_unique<Processes>(*request.launch, facts_of(config()));
-  log = std::make_unique<RankLog>(processes->is_first());
+  if (!processes->is_first()) log->mute();
 }
 
 void PreparedRun::prepare() {
@@ -88,6 +91,8 @@ void PreparedRun::open_model() {
   static_cast<void>(recompute_of(config(), source.config));     // refuses more blocks than there are
   source.config.validate();
   checkpoint = choose_checkpoint();
+  const bool over_base = checkpoint && !checkpoint->manifest().base_format.empty();
+  if (over_base) check_function(*checkpoint, source.config);  // before adapters are refused that do not fit it
   if (checkpoint) take_patterns(request.config, *checkpoint);
   take_adapters(request.config, source, /*opens=*/checkpoint == nullptr || config().lora.rank == 0);
   settle_reference(request.config, source);
@@ -111,20 +116,29 @@ std::unique_ptr<Checkpoint> PreparedRun::choose_checkpoint(std::int64_t before) 
 /// A run that goes on has its reference as it began, where nothing else is asked for: of what it did not keep then its
 /// steps alone can compute it.
 void PreparedRun::take_reference_of_checkpoint() {
-  if (!checkpoint || config().objective != Objective::dpo || !steps_compute_reference(config(), source)) return;
-  const auto file = checkpoint->directory().parent_path().parent_path() / reference_file;
+  if (!checkpoint || config().objective != Objective::dpo) return;
+  const std::filesystem::path run = checkpoint->directory().parent_path().parent_path(), file = run / reference_file,
+                              adapter = run / reference_adapter_folder;
   std::error_code hidden;
   const bool kept = std::filesystem::exists(file, hidden);
   DpoReference& when = request.config.dpo_reference;
+  const bool needs_adapter =
+      std::exchange(request.config.reference_has_adapter, std::filesystem::exists(adapter, hidden));
+  if (!steps_compute_reference(config(), source)) return;
   if (when == DpoReference::before && !kept) {
     throw InputError("--dpo-reference before", fmt::format("{} is missing", file.string()),
                      "give --dpo-reference step, which computes the same in each step");
   }
   if (when == DpoReference::automatic) when = kept ? DpoReference::before : DpoReference::step;
+  if (when == DpoReference::step && needs_adapter && !config().reference_has_adapter) {
+    throw InputError("--dpo-reference step", fmt::format("{} is missing", adapter.string()),
+                     kept ? "leave it out, as the reference was computed before the first step" : "put it back");
+  }
 }
 
 void PreparedRun::pass_over_checkpoint() {
   checkpoint = choose_checkpoint(checkpoint->manifest().step);
+  if (!checkpoint && !source.adapter) take_adapters(request.config, source);  // it begins anew, with their values
   if (checkpoint) check_resumable(*checkpoint, source.config, setup.layout, config().state);
   take_progress();
   check_compute_key();

@@ -39,7 +39,7 @@ class PreparedRun {
   std::string_view length_flag() const noexcept { return epochs_ > 0.0 ? "--epochs" : "--steps"; }
   /// Header and memory table, for people.
   std::string plan_text() const;
-  /// Another checkpoint, of an earlier step, takes the place of one that turned out to be damaged; or none. Throws
+  /// Takes another checkpoint, of an earlier step, in place of one that turned out to be damaged; or none. Throws
   /// InputError.
   void pass_over_checkpoint();
 

@@ -11,6 +11,8 @@
 #include "core/base/trace.hpp"
 #include "data/window_sampler.hpp"
 #include "train/config/units.hpp"
+#include "train/hf/adapter_source.hpp"
+#include "train/hf/hf_export.hpp"
 #include "train/hf/lora_modules.hpp"
 #include "train/hf/trained_layout.hpp"
 #include "train/hf/weights_digest.hpp"
@@ -149,6 +151,46 @@ std::optional<Reference> find_reference(const PreparedRun& run, RankWorkers& wor
   if (!scores) return std::nullopt;
   reference.evaluation = std::move(*scores);
   return reference;
+}
+
+namespace {
+
+/// Adapters of the reference: those that training goes on from, or that a run has kept of them.
+std::shared_ptr<const AdapterSource> reference_adapter(const PreparedRun& run, const ReferenceFolders& folders) {
+  if (folders.resumed.empty()) return run.source.adapter;
+  const auto kept = std::make_shared<const AdapterSource>(folders.resumed / reference_adapter_folder);
+  kept->check(run.setup.model_config, run.setup.layout);
+  return kept;
+}
+
+void keep_adapter(const PreparedRun& run, const AdapterSource& adapter, const fs::path& folder) {
+  std::error_code ignored;
+  fs::remove_all(folder, ignored);  // a run that ended before its first checkpoint may have left it
+  const ModelConfig& model = run.setup.model_config;
+  export_adapter(folder, {.config = model,
+                          .layout = run.setup.layout,
+                          .options = run.config().lora,
+                          .base = run.source.base,
+                          .type = ExportType::fp32,
+                          .beside = {},
+                          .values = [&](const Parameter& p, std::int64_t first, std::span<float> values) {
+                            adapter.read(model, p, first, values);
+                          }});
+}
+
+}  // namespace
+
+void take_reference_adapters(const PreparedRun& run, RankWorkers& workers, const ReferenceFolders& folders) {
+  if (!run.config().reference_has_adapter) return;
+  const auto adapter = reference_adapter(run, folders);
+  if (!folders.out.empty() && folders.out != folders.resumed && workers.processes().is_first()) {
+    keep_adapter(run, *adapter, folders.out / reference_adapter_folder);
+  }
+  if (!run.setup.shape.reference_adapters) return;
+  workers.run([&](LoadedModel& member, Rank) {
+    member.set_reference_adapters(
+        [&](const Parameter& p, std::span<float> values) { adapter->read(run.setup.model_config, p, 0, values); });
+  });
 }
 
 }  // namespace tandem

@@ -18,6 +18,9 @@ struct Reference {
   std::vector<float> training, evaluation;
 };
 
+/// Folder in that of a run that learns preferences over adapters which it goes on from: these, as PEFT has them.
+constexpr const char* reference_adapter_folder = "reference-adapter";
+
 /// Folders of a run in which its reference lies: `out`, empty where nothing is saved, and that of the checkpoint that
 /// the run goes on from, empty where it begins.
 struct ReferenceFolders {
@@ -31,5 +34,10 @@ struct ReferenceFolders {
 /// ends it: then there is no result.
 std::optional<Reference> find_reference(const PreparedRun& run, RankWorkers& workers, const ReferenceFolders& folders,
                                         const std::function<void(const std::string&)>& say);
+
+/// Keeps the adapters of the reference in `folders.out`, where it has some, and gives them to `workers` where steps
+/// compute with them: those that the run begins with, or, of a run that goes on, those that it kept. Blocks. Throws
+/// InputError where it has none any more.
+void take_reference_adapters(const PreparedRun& run, RankWorkers& workers, const ReferenceFolders& folders);
 
 }  // namespace tandem

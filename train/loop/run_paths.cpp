@@ -12,7 +12,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// Behind a link, `..` is another folder than the one that its spelling names: such a path keeps its spelling.
+/// Path without dots. Behind a link, `..` is another folder than the one that its spelling names: such a path keeps its
+/// spelling.
 fs::path without_dots(const fs::path& path) {
   const bool climbs = std::ranges::find(path, fs::path("..")) != path.end();
   return climbs ? path : path.lexically_normal();

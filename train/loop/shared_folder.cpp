@@ -8,6 +8,7 @@
 #include <string>
 #include <system_error>
 #include <thread>
+#include <vector>
 
 #include "core/base/error.hpp"
 #include "io/atomic_file.hpp"
@@ -37,6 +38,16 @@ bool is_seen(const fs::path& file, const std::string& word) {
   }
 }
 
+/// "rank 1 in '/other/out'": those ranks that name a folder here.
+std::string text_of(const std::vector<std::string>& folders) {
+  std::string text;
+  for (std::size_t rank = 0; rank < folders.size(); ++rank) {
+    if (folders[rank].empty()) continue;
+    text += fmt::format("{}rank {} in '{}'", text.empty() ? "" : ", ", rank, folders[rank]);
+  }
+  return text;
+}
+
 }  // namespace
 
 void share_folder(const fs::path& folder, Processes& processes) {
@@ -49,20 +60,19 @@ void share_folder(const fs::path& folder, Processes& processes) {
     write_file_atomically(file, word);
   }
   word = processes.of_first("word in the folder of ranks", word);
-  std::string blind;
-  const auto seen = processes.gather("whether the folder is seen", is_seen(file, word) ? "1" : "0");
-  for (std::size_t rank = 0; rank < seen.size(); ++rank) {
-    if (seen[rank] != "1") blind += fmt::format("{}rank {}", blind.empty() ? "" : ", ", rank);
-  }
+  const std::string own = folder.parent_path().string();
+  const std::string first = processes.of_first("folder of rank 0", own);
+  const std::string blind = text_of(processes.gather("folders not seen", is_seen(file, word) ? "" : own));
   if (writes) {
     std::error_code ignored;
     fs::remove(file, ignored);
     if (!blind.empty()) fs::remove(folder, ignored);
   }
   if (blind.empty()) return;
-  throw UsageError(fmt::format("--out {}", folder.parent_path().string()),
-                   fmt::format("it is not the same folder on all ranks: not on {}", blind),
-                   "name one on a file system that all machines share");
+  throw UsageError(
+      "--out",
+      fmt::format("it is not the same folder on all ranks: what rank 0 writes in '{}' is not seen by {}", first, blind),
+      "name one on a file system that all machines share");
 }
 
 }  // namespace tandem

@@ -186,6 +186,7 @@ bool StepLoop::take_reference() {
   if (run_.config().objective != Objective::dpo) return true;
   const ReferenceFolders folders{run_.config().out, run_.record.resumed_from ? resumed_ : std::filesystem::path()};
   auto found = find_reference(run_, workers_, folders, [this](const std::string& text) { output_.line(text); });
+  if (found) take_reference_adapters(run_, workers_, folders);
   if (found) reference_ = std::move(*found);
   statistics_.begin_step(workers_.first().engine().counters());  // its passes are no step's
   return found.has_value();
@@ -204,7 +205,7 @@ int StepLoop::run() {
       train_step();
       checkpoints_->after_step();
     }
-    if (run_.eval_data && !record.evaluated()) evaluate();  // where there was no step to take
+    if (run_.eval_data && !record.evaluated()) evaluate();  // only where there was no step to take
     const bool complete = done() && (!run_.eval_data || record.evaluated());
     const int signal = complete ? 0 : stopped();
     finish(signal != 0);

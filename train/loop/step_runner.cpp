@@ -67,7 +67,7 @@ void StepRunner::fill_row(const HostBatch& batch, std::int64_t row, std::size_t 
   targets += read_window(*run_.data.sources[source], window,
                          batch.window(at, static_cast<std::size_t>(run_.config().seq_len)));
   if (batch.reference.empty()) return;
-  // Where the step computes it, nothing is known of it here.
+  // A reference that the step computes is not known here.
   batch.reference[at] = reference_.training.empty() ? 0.0F : reference_.training[static_cast<std::size_t>(window)];
 }
 

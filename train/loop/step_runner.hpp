@@ -15,7 +15,7 @@ namespace tandem {
 struct StepResult {
   StepReport report;
   double loss = 0.0;                   ///< mean over the targets, or pairs; NaN where there are none
-  std::int64_t targets = 0;            ///< where there are none, nothing has been trained: skipped
+  std::int64_t targets = 0;            ///< 0: nothing has been trained, and the step is skipped
   std::optional<PairMetrics> pairs{};  ///< figures of preferences
 };
 

@@ -40,15 +40,16 @@ class RankLog::File final : public spdlog::sinks::base_sink<std::mutex> {
   std::ofstream file_;
 };
 
-RankLog::RankLog(bool is_heard) : file_(std::make_shared<File>()) {
+RankLog::RankLog() : file_(std::make_shared<File>()) {
   file_->set_pattern("%Y-%m-%d %H:%M:%S.%e %l: %v");
   auto& sinks = spdlog::default_logger()->sinks();
   before_ = sinks;
-  if (!is_heard) sinks.clear();
   sinks.push_back(file_);
 }
 
 RankLog::~RankLog() { spdlog::default_logger()->sinks() = before_; }
+
+void RankLog::mute() { spdlog::default_logger()->sinks() = {file_}; }
 
 void RankLog::open(const std::filesystem::path& folder, int rank) {
   file_->open(folder / fmt::format("rank-{}.log", rank));

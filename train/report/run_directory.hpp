@@ -24,7 +24,7 @@ void refuse_locked(const std::filesystem::path& out);
 /// A command that a run was begun or gone on with.
 struct RunCommand {
   std::int64_t step = 0;  ///< steps that were taken before
-  std::string command;    ///< as typed
+  std::string command;    ///< command line as it was typed
 };
 /// All of a run's, the first one first: of commands.jsonl, and where that is missing of summary.json, which has the
 /// last one alone.

@@ -15,7 +15,7 @@ class Terminal {
   /// Looks at standard output and the environment: a terminal whose TERM is "dumb" counts as none, and NO_COLOR, where
   /// it is not empty, leaves colours out.
   static Terminal of_standard_output();
-  /// Neither moves nor colours, as a file.
+  /// Terminal that neither moves nor colours, like a file.
   Terminal() = default;
 
   /// Whether a line can be drawn anew.

@@ -8,12 +8,14 @@
 
 #include "core/base/error.hpp"
 #include "core/device/watched_wait.hpp"
+#include "core/numerics/bf16.hpp"
 #include "data/window_sampler.hpp"
+#include "models/transformer/reference_adapters.hpp"
 
 namespace tandem {
 namespace {
 
-/// Another number after each of the engine's tasks, those that the model fetches and releases layers by included.
+/// Number that changes with each of the engine's tasks, those that the model fetches and releases layers by included.
 std::uint64_t progress_of(const OffloadEngine& engine) {
   const LaneSeconds busy = engine.counters().busy;
   return std::bit_cast<std::uint64_t>(busy.compute + busy.host_to_device + busy.device_to_host + busy.device_update +
@@ -52,6 +54,19 @@ void LoadedModel::clear(const HostBatch& batch) const {
   std::ranges::fill(batch.record_first, 0);
   std::ranges::fill(batch.record_end, static_cast<std::int32_t>(setup_.model->shape().sequence));
   std::ranges::fill(batch.reference, 0.0F);
+}
+
+void LoadedModel::set_reference_adapters(const std::function<void(const Parameter&, std::span<float>)>& read) {
+  for (const auto& block : setup_.model->reference_adapters()->blocks()) {
+    for (const ReferenceAdapters::Matrix& matrix : block) {
+      std::vector<float> values(static_cast<std::size_t>(matrix.values.count()));
+      read(setup_.layout.parameter(matrix.full_name), values);
+      std::vector<bf16> weights(values.size());
+      std::ranges::transform(values, weights.begin(), numerics::weight_of_master);
+      setup_.device->copy(matrix.values.data, weights.data(), matrix.values.bytes(), CopyKind::host_to_device, stream_);
+      setup_.device->synchronize(stream_);  // `weights` goes
+    }
+  }
 }
 
 void LoadedModel::upload(const HostBatch& batch, std::int64_t micro) {

@@ -29,7 +29,7 @@ struct EvalResult {
 struct EvaluatedBatch {
   std::int64_t first = 0, windows = 0;  ///< the first of its windows, and how many
   std::int64_t targets = 0;
-  HostBatch values;  ///< those of further sequences are of nothing; their losses are zero
+  HostBatch values;  ///< values of its windows; further sequences are empty, with losses of zero
 };
 
 /// Tokens of a sequence that follow the first `position` ones, which lie in a row of the cache.
@@ -53,6 +53,10 @@ class LoadedModel {
   Device& device() noexcept { return *setup_.device; }
   StreamView stream() const noexcept { return stream_; }
   HostBatch batch(std::size_t slot) const;
+
+  /// Writes the adapters of the reference, of a shape that has them, as weights of the values that `read` gives of the
+  /// parameters whose copies they are. Blocks.
+  void set_reference_adapters(const std::function<void(const Parameter&, std::span<float>)>& read);
 
   /// Number of micro-batch `slot` of the next train() among all that the run trains, by which dropout draws.
   void set_draw(std::int64_t slot, std::uint64_t draw) { setup_.model->set_draw(slot, draw); }

@@ -13,10 +13,10 @@ namespace tandem {
 /// Kind of the module that has a parameter.
 ModuleKind kind_of_parameter(const Parameter& parameter) noexcept;
 
-/// For Transformer::compute_with. One thread uses it.
+/// Operations for Transformer::compute_with, timed by module. One thread uses it.
 class ModuleOps final : public Ops {
  public:
-  /// All must outlive it.
+  /// All arguments must outlive the object.
   ModuleOps(Ops& inner, ModuleClock& clock, const ModelConfig& config)
       : inner_(inner), clock_(clock), head_layer_(static_cast<int>(config.layers) + 1), experts_(config.experts > 0) {}
 

@@ -97,7 +97,7 @@ class RankWorkers {
   void for_each_rank(const std::function<void(Rank)>& body);
   static void throw_first(const std::vector<std::exception_ptr>& failures);
 
-  Processes alone_;  ///< where the setup has none
+  Processes alone_;  ///< used where the setup has no processes
   Processes& processes_;
   const int count_;
   const int first_rank_;

@@ -15,7 +15,7 @@ namespace tandem {
 
 /// Reason why a sequence has ended.
 enum class Finish {
-  length,     ///< as many tokens as were asked for
+  length,     ///< it has the number of tokens that was asked for
   end_token,  ///< the model drew a token that ends a text
   stop,       ///< the caller said so
   positions,  ///< the cache, or the model's positions, are full

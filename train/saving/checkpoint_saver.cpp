@@ -68,7 +68,7 @@ CheckpointSaver::~CheckpointSaver() {
   thread_.join();
 }
 
-/// Until it is done. What it writes, it counts: a disk that takes nothing for long may never again.
+/// Waits until the thread is done. It counts what it writes: a disk that takes nothing for long may never again.
 void CheckpointSaver::wait_for_the_thread() {
   constexpr std::chrono::milliseconds tick(200);
   ProgressWatch progress(options_.watchdog_seconds, bytes_);

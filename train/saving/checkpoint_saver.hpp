@@ -106,7 +106,7 @@ class CheckpointSaver {
   std::unique_ptr<StateCopy> copy_;
   bool takes_copy_ = false;           ///< whether the save under way writes from a copy
   std::optional<StateOfSave> scope_;  ///< state of the save under way; its thread lets it go
-  std::vector<float> buffer_;         ///< where there is no copy, whose memory serves as well
+  std::vector<float> buffer_;         ///< used where there is no copy, whose memory serves as well
   SavePace pace_;
   double step_seconds_ = 0.0;  ///< seconds of the last step
 

@@ -21,7 +21,7 @@ struct CheckpointSpace {
 
   /// Bytes that the run writes beside what lies there.
   std::size_t needed() const noexcept;
-  /// For the table of a plan, without a newline.
+  /// Text for the table of a plan, without a newline.
   std::string text() const;
   /// Throws WriteError where not even one checkpoint has room, or, unless the run is to go on without, not all that lie
   /// beside each other.

@@ -132,7 +132,7 @@ void Search::try_blocks(RunShape shape, std::int64_t blocks) {
 /// Each block that keeps its activations saves a forward and takes memory that state or weights could have. The step
 /// over the number of blocks is a valley, with noise: from the best so far half the way, then a quarter.
 void Search::try_some_blocks(RunShape shape) {
-  shape.selective = true;  // which keeps a block in two thirds of the memory, and runs no product again
+  shape.selective = true;  // such a block takes two thirds of the memory, and runs no product again
   const std::int64_t all = model_.layers, fewest = fewest_recomputed(model_, shape, machine_.fits);
   if (fewest > 0 && fewest < all) try_blocks(shape, fewest);
   for (const std::int64_t step : {(all - fewest) / 2, (all - fewest) / 4}) {

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <array>
 
 namespace tandem {
@@ -53,6 +54,13 @@ void count_fp8(const ModelConfig& config, const RunShape& shape, bool again, Lay
       pass->matmul_flops -= pass->fp8_flops;
     }
   }
+}
+
+bool has_fp8_product(const ModelConfig& config, const RunShape& shape, const Parameter& parameter) {
+  if (!shape.fp8 || parameter.layer < 1 || parameter.layer > config.layers) return false;
+  return std::ranges::any_of(linear_layers(config), [&](const LinearLayer& layer) {
+    return may_multiply(layer) && fits(layer, shape) && parameter.name == layer.module + ".weight";
+  });
 }
 
 std::vector<std::string> fp8_exceptions(const ModelConfig& config, const RunShape& shape) {

@@ -237,11 +237,13 @@ class LayoutWork {
   double tokens_, expert_rows_, element_, uses_;
 };
 
-/// Adds the forward of DPO's reference, which goes without adapters, over weights that are there.
-void add_reference(LayerModules& modules) {
+/// Adds the forward of DPO's reference, with adapters of its own or without any, over weights that are there.
+void add_reference(const RunShape& shape, LayerModules& modules) {
+  if (!shape.reference_in_step) return;
   for (std::size_t kind = 0; kind < module_kinds; ++kind) {
     const auto of_kind = static_cast<ModuleKind>(kind);
-    if (of_kind == ModuleKind::adapters || of_kind == ModuleKind::decoding || of_kind == ModuleKind::head) continue;
+    if (of_kind == ModuleKind::decoding || of_kind == ModuleKind::head) continue;
+    if (of_kind == ModuleKind::adapters && !shape.reference_adapters) continue;
     const PassWork once = modules[kind].forward;
     add(modules[kind].forward, once);
   }
@@ -333,31 +335,16 @@ std::vector<LayerModules> module_work_of(const ModelConfig& c, const RunShape& s
   const Again of_kept = shape.selective ? Again::selected : Again::nothing;
   const BlockWork block(c, shape);
   std::vector<LayerModules> work{ends.first};
-  if (shape.reference_in_step) add_reference(work.back());
+  add_reference(shape, work.back());
   for (std::int64_t i = 0; i < c.layers; ++i) {
     const bool again = i < shape.recomputed_blocks;
     work.push_back(block.modules(sequences, i, again ? Again::all : of_kept));
     if (by_layout) by_layout->apply(i, again, work.back());
     count_fp8(c, shape, again, work.back());
-    if (shape.reference_in_step) add_reference(work.back());
+    add_reference(shape, work.back());
   }
   work.push_back(ends.last);
   return work;
-}
-
-std::string_view name_of(ModuleBound bound) noexcept {
-  constexpr std::array<std::string_view, 4> names{"matrix products", "attention", "device memory", "launches"};
-  return names[static_cast<std::size_t>(bound)];
-}
-
-ModuleBound BoundSeconds::widest() const noexcept {
-  return static_cast<ModuleBound>(std::ranges::max_element(seconds) - seconds.begin());
-}
-
-BoundSeconds bound_seconds(const MachineProfile& p, const PassWork& work) noexcept {
-  const double fp8 = p.products_fp8.known() ? p.products_fp8.value : p.matmul.value;
-  return {{work.matmul_flops / p.matmul.value + work.fp8_flops / fp8, work.attention_flops / p.attention.value,
-           work.memory_bytes / p.device_bandwidth.value, work.kernels * p.launch.value}};
 }
 
 }  // namespace tandem

@@ -15,7 +15,7 @@ namespace tandem {
 /// rotation of queries and keys as attention's.
 enum class ModuleKind : std::uint8_t {
   embedding,
-  norms,      ///< those of queries and keys and the one before the head among them
+  norms,      ///< norms of blocks, of queries and keys, and the one before the head
   qkv,        ///< projections to queries, keys and values
   attention,  ///< without its projections
   output,     ///< projection of attention's output
@@ -40,19 +40,5 @@ std::vector<LayerModules> module_work_of(const ModelConfig& config, const RunSha
                                          const SequenceFacts& sequences = {}, const ParameterLayout* layout = nullptr);
 /// Adds up two parts of a layer's work.
 void add(LayerWork& to, const LayerWork& more) noexcept;
-
-/// A machine's figure that bounds a module.
-enum class ModuleBound : std::uint8_t { matmul, attention, device_memory, launches };
-/// "matrix products", "attention", "device memory", "launches".
-std::string_view name_of(ModuleBound bound) noexcept;
-/// Time of work at the profile's rates, which do not overlap: the sum is that of compute_seconds.
-struct BoundSeconds {
-  std::array<double, 4> seconds{};  ///< by ModuleBound
-  double total() const noexcept { return seconds[0] + seconds[1] + seconds[2] + seconds[3]; }
-  /// The bound that takes longest.
-  ModuleBound widest() const noexcept;
-  double widest_seconds() const noexcept { return seconds[static_cast<std::size_t>(widest())]; }
-};
-BoundSeconds bound_seconds(const MachineProfile& profile, const PassWork& work) noexcept;
 
 }  // namespace tandem

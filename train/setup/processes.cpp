@@ -1,6 +1,7 @@
 #include "train/setup/processes.hpp"
 
 #include <fmt/format.h>
+#include <spdlog/spdlog.h>
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
@@ -29,6 +30,10 @@ std::vector<Fact> facts_in(const std::string& text) {
   return facts;
 }
 
+std::function<void(const std::string& line)> log_as(spdlog::level::level_enum level) {
+  return [level](const std::string& line) { spdlog::log(level, "{}", line); };
+}
+
 }  // namespace
 
 Processes::Processes(const LaunchFacts& launch, std::vector<Fact> facts)
@@ -39,7 +44,9 @@ Processes::Processes(const LaunchFacts& launch, std::vector<Fact> facts)
                                                                  .port = launch.port,
                                                                  .secret = launch.secret,
                                                                  .facts = std::move(facts),
-                                                                 .limits = {}})) {}
+                                                                 .limits = {},
+                                                                 .notice = log_as(spdlog::level::info),
+                                                                 .warning = log_as(spdlog::level::warn)})) {}
 
 Processes::~Processes() = default;
 

@@ -24,7 +24,8 @@ class Processes {
  public:
   /// One process alone.
   Processes() = default;
-  /// One of several. Blocks until all are there and agree on `facts`. Throws as Rendezvous.
+  /// One of several. Blocks until all are there and agree on `facts`; logs for whom it waits, where that takes seconds.
+  /// Throws as Rendezvous.
   Processes(const LaunchFacts& launch, std::vector<Fact> facts);
   /// Leaves the others.
   ~Processes();

@@ -16,7 +16,6 @@ namespace {
 std::string_view why_not_in_steps(const TrainConfig& config, const ModelSource& source) {
   if (!source.config.lora) return "the model itself is trained, and there are no adapters to leave out";
   if (!config.lora.modules_to_save.empty()) return "modules that are trained whole leave their first values";
-  if (source.adapter || !config.adapter.empty()) return "the reference has the adapter that training goes on from";
   return {};
 }
 
@@ -62,6 +61,7 @@ bool steps_compute_reference(const TrainConfig& config, const ModelSource& sourc
 }
 
 void settle_reference(TrainConfig& config, const ModelSource& source) {
+  config.reference_has_adapter = source.adapter != nullptr || !config.adapter.empty();
   if (config.objective != Objective::dpo || config.dpo_reference == DpoReference::before) return;
   const std::string_view why = why_not_in_steps(config, source);
   if (why.empty()) return;
@@ -99,16 +99,20 @@ RunPlan cheaper_reference(const TrainConfig& config, int ranks,
     asked.dpo_reference = way;
     return plan(asked);
   };
-  RunPlan step = planned(DpoReference::step);
-  std::optional<RunPlan> before;
-  try {
-    before = planned(DpoReference::before);
-  } catch (const PlanError&) {  // it holds a number for each record too
-    return step;
-  }
+  const auto fitting = [&](DpoReference way) -> std::optional<RunPlan> {
+    try {
+      return planned(way);
+    } catch (const PlanError&) {
+      return std::nullopt;
+    }
+  };
+  std::optional<RunPlan> before = fitting(DpoReference::before);  // holds a number for each record
+  if (!before) return planned(DpoReference::step);
+  std::optional<RunPlan> step = fitting(DpoReference::step);  // may hold adapters
+  if (!step) return *std::move(before);
   const ReferenceWork work = reference_work(config, ranks);
-  return step.prediction ? faster(*std::move(before), std::move(step), work)
-                         : fewer_copies(*std::move(before), std::move(step), work);
+  return step->prediction ? faster(*std::move(before), *std::move(step), work)
+                          : fewer_copies(*std::move(before), *std::move(step), work);
 }
 
 }  // namespace tandem

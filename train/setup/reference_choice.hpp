@@ -9,12 +9,12 @@
 
 namespace tandem {
 
-/// Whether steps can compute the reference: where adapters are trained that begin at zero, and nothing else, so that
-/// the model at step 0 is the base. `source`: with the run's adapters.
+/// Whether steps can compute the reference: where adapters are trained and nothing else, so that the model at step 0 is
+/// the base, alone or with a copy of the adapters that training goes on from. `source`: with the run's adapters.
 bool steps_compute_reference(const TrainConfig& config, const ModelSource& source);
 
-/// Leaves open when the reference is computed only where steps can do so. Throws UsageError where the configuration
-/// asks for these and they cannot.
+/// Says whether the reference has adapters, and leaves open when the reference is computed only where steps can do so.
+/// Throws UsageError where the configuration asks for these and they cannot.
 void settle_reference(TrainConfig& config, const ModelSource& source);
 
 /// Whether the plan is to choose, by a configuration that was settled.

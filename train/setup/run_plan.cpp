@@ -10,6 +10,7 @@
 #include "core/base/error.hpp"
 #include "core/device/device_name.hpp"
 #include "offload/engine/state_io.hpp"
+#include "scheduler/plan/link_codes.hpp"
 #include "scheduler/plan/plan_builder.hpp"
 #include "scheduler/plan/rank_slice.hpp"
 #include "scheduler/search/replan.hpp"
@@ -29,8 +30,8 @@ struct ShapePlan {
   std::size_t activation_bytes = 0;
   OffloadOptions options{};
   Plan plan{};
-  std::vector<LayerSeconds> compute{};  ///< where rates are known
-  std::optional<Choice> choice{};       ///< where rates are known
+  std::vector<LayerSeconds> compute{};  ///< empty where rates are not known
+  std::optional<Choice> choice{};       ///< empty where rates are not known
   std::string why{};                    ///< this many micro-batches pass through a layer at once
 };
 
@@ -122,8 +123,9 @@ class RunPlanner {
     double bytes = 0.0;
     for (int i = 0; i < run_.layout.layer_count(); ++i) {
       const Layer& layer = run_.layout.layer(i);
-      if (run_.plan.layers[static_cast<std::size_t>(i)].resident) continue;
-      bytes += static_cast<double>(weight_bytes(layer, slice_of(layer, run_.options.rank)));
+      const LayerPlacement& placed = run_.plan.layers[static_cast<std::size_t>(i)];
+      if (placed.resident) continue;
+      bytes += static_cast<double>(fetched_bytes(layer, placed, run_.options.rank));
     }
     return std::max(computing, bytes / machine_.profile->to_device.value);
   }

@@ -58,7 +58,7 @@ struct ReferencePlan {
   std::size_t bytes = 0;                   ///< bytes of log-probabilities, held by the first rank
   std::optional<double> before_seconds{};  ///< predicted, of the passes before the first step
   std::optional<double> added_seconds{};   ///< predicted, by which all steps together are longer otherwise
-  std::string text{};                      ///< which it is and why, in words
+  std::string text{};                      ///< the choice and its reason, in words
 };
 
 /// Plan of a run. On several devices it is the plan of the first rank, whose slices are the largest, with those of the

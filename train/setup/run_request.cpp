@@ -8,6 +8,7 @@
 #include "core/base/error.hpp"
 #include "core/device/device_name.hpp"
 #include "train/hf/trained_layout.hpp"
+#include "train/setup/fp8_work.hpp"
 #include "train/setup/performance.hpp"
 
 namespace tandem {
@@ -103,24 +104,27 @@ std::optional<Fp8Products> fp8_products(const TrainConfig& config) {
 
 RunShape run_shape(const TrainConfig& config, const ModelConfig& model, DType compute, bool training) {
   const Recompute recompute = recompute_of(config, model);
-  return {
-      .batch = config.micro_batch,
-      .sequence = config.seq_len,
-      .micro_batches = training && config.accumulation_order == AccumulationOrder::layer ? config.grad_accum : 1,
-      .compute = compute,
-      .fp8 = fp8_products(config),
-      .recomputed_blocks = recompute.blocks,
-      .selective = recompute.selective,
-      .training = training,
-      .offload_inputs = config.offload_activations && training,
-      .packed = config.sequences.packed,
-      .preference_beta = training && config.objective == Objective::dpo ? static_cast<float>(config.dpo_beta) : 0.0F,
-      .reference_in_step =
-          training && config.objective == Objective::dpo && config.dpo_reference == DpoReference::step};
+  const bool learns_pairs = training && config.objective == Objective::dpo;
+  const bool in_step = learns_pairs && config.dpo_reference == DpoReference::step;
+  return {.batch = config.micro_batch,
+          .sequence = config.seq_len,
+          .micro_batches = training && config.accumulation_order == AccumulationOrder::layer ? config.grad_accum : 1,
+          .compute = compute,
+          .fp8 = fp8_products(config),
+          .recomputed_blocks = recompute.blocks,
+          .selective = recompute.selective,
+          .training = training,
+          .offload_inputs = config.offload_activations && training,
+          .packed = config.sequences.packed,
+          .preference_beta = learns_pairs ? static_cast<float>(config.dpo_beta) : 0.0F,
+          .reference_in_step = in_step,
+          .reference_adapters = in_step && config.reference_has_adapter};
 }
 
 ParameterLayout training_layout(const TrainConfig& config, const ModelConfig& model, const RunShape& shape) {
-  return trained_layout(config, model, ends_gradient(model, shape));
+  ParameterLayout layout = trained_layout(config, model, ends_gradient(model, shape));
+  if (!shape.fp8) return layout;
+  return with_fp8_factors(layout, [&](const Parameter& p) { return has_fp8_product(model, shape, p); });
 }
 
 std::int64_t sequence_length(const TrainConfig& config, const ModelConfig& model) {

@@ -6,6 +6,7 @@
 #include <array>
 #include <string_view>
 
+#include "scheduler/plan/link_codes.hpp"
 #include "train/hf/model_source.hpp"
 #include "train/setup/fp8_work.hpp"
 #include "train/setup/run_plan.hpp"
@@ -43,6 +44,20 @@ std::string products_note(const ModelConfig& model, const RunShape& shape) {
       linear_layers(model), [](const LinearLayer& layer) { return layer.experts == 0 && layer.module != "mlp.gate"; });
   if (std::ssize(others) == linear) return fmt::format("bf16: no layer's sizes are multiples of {}", fp8_multiple);
   return fmt::format("{}; bf16, as sizes are no multiples of {}: {}", gradients, fp8_multiple, fmt::join(others, ", "));
+}
+
+/// How the weights of eight-bit products cross the link; empty where they stay on the device, or there are none.
+std::string link_note(const RunPlan& run) {
+  bool streamed = false, in_codes = false;
+  for (int l = 0; l < run.layout.layer_count(); ++l) {
+    const LayerPlacement& placed = run.plan.layers[static_cast<std::size_t>(l)];
+    streamed |= !placed.resident && code_bytes(run.layout.layer(l)) > 0;
+    in_codes |= placed.in_codes;
+  }
+  if (!streamed) return "";
+  if (in_codes) return "; weights cross the link in a byte each";
+  return run.ranks() > 1 ? "; weights cross the link in bf16, as devices own parts of them"
+                         : "; weights cross the link in bf16";
 }
 
 }  // namespace
@@ -105,7 +120,7 @@ std::string RunPlan::table() const {
     text += fmt::format("{:<12}{:>11}{:>11}   {}\n", name, shown(device_bytes), shown(host_bytes), note);
   };
   for (std::size_t i = 0; i < rows.size(); ++i) line(rows[i].name, rows[i].device, rows[i].host, notes[i]);
-  if (shape.fp8) line("products", 0, 0, products_note(model_config, shape));
+  if (shape.fp8) line("products", 0, 0, products_note(model_config, shape) + link_note(*this));
   if (!order.empty()) line("order", 0, 0, order);
   if (reference) line("reference", 0, 0, reference->text);
   if (plan.file_buffers > 0) line("state file", 0, 0, file_note(*this));

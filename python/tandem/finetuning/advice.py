@@ -1,6 +1,7 @@
 """Changes to a run that does not fit, each as flags of the command line or as another model."""
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import shlex
@@ -15,10 +16,10 @@ from .model_facts import is_quantized
 from .refusal import Refusal
 from .settings import Settings
 
-_FORMATS = ("split", "bf16-moments", "8bit-moments")  # of optimizer state, each smaller than the one before
-_RANK = 16  # of adapters
+_FORMATS = ("split", "bf16-moments", "8bit-moments")  # formats of optimizer state, each smaller than the one before
+_RANK = 16  # rank of adapters
 _LENGTHS = (2048, 1024, 512, 256, 128)  # tokens of shorter rows
-# By model_type, the smallest first: built-in shapes and the models of the hub that have them.
+# Families by model_type, the smallest first: built-in shapes and the models of the hub that have them.
 _FAMILIES = {
     "gpt2": (("gpt2", "openai-community/gpt2"), ("gpt2-medium", "openai-community/gpt2-medium"), ("gpt2-large", "openai-community/gpt2-large")),
     "llama": (("llama3.2-1b", "meta-llama/Llama-3.2-1B-Instruct"), ("llama3.2-3b", "meta-llama/Llama-3.2-3B-Instruct"),
@@ -32,10 +33,12 @@ _FAMILIES = {
 
 
 class Change(NamedTuple):
-    """A change that is enough: flags of the command line, or another model; and the plan that it has."""
+    """A change that is enough: flags of the command line, or another model; and the plan that it has. `without`: a flag with a value that is
+    to be left out."""
 
     change: str
     plan: dict[str, Any]
+    without: str = ""
 
     def taken(self) -> str:
         """Bytes of the plan, for people."""
@@ -49,15 +52,15 @@ class NotFitting(Refusal):
     def __init__(self, refused: Refusal, flags: Sequence[Change], adapters: Sequence[Change], models: Sequence[Change]) -> None:
         what, _, told = str(refused).partition(";")
         first = [flags[0].change] if flags else []
-        first += [f"{found.change}{' for adapters' if '--lora-rank' in found.change else ''}, with {found.taken()}" for found in adapters]
+        first += [f"{found.change}{' for adapters' if '--lora-rank' in found.change else ''}{f', without {found.without}' if found.without else ''}, "
+                  f"with {found.taken()}" for found in adapters]
         first += [f"the model {models[0].change}"] if models and not first else []
         super().__init__(f"{what}; take {'; or take '.join(first)}" if first else f"{what};{told or ' take a smaller model'}", 3)
         self.flags, self.models = (*flags, *adapters), tuple(models)
 
     def commands(self, settings: Settings, arguments: Sequence[str]) -> list[str]:
         """The command line, changed in each of these ways, behind the memory that it takes."""
-        command = shlex.join(["tandem", "finetune", *arguments])
-        told = [f"in {found.taken()}: {command} {found.change}" for found in self.flags]
+        told = [f"in {found.taken()}: {shlex.join(['tandem', 'finetune', *_without(arguments, found.without)])} {found.change}" for found in self.flags]
         for found in self.models:
             words = [found.change if word in (settings.model, Path(settings.model).name) else word for word in arguments]
             told.append(f"in {found.taken()}: {shlex.join(['tandem', 'finetune', *words])}")
@@ -81,6 +84,12 @@ class MayFit(Refusal):
         return [f"{command} {flags}" for flags in self.flags]
 
 
+def _without(arguments: Sequence[str], flag: str) -> list[str]:
+    """A command line without a flag and its value."""
+    return [word for at, word in enumerate(arguments)
+            if not flag or word != flag and not word.startswith(f"{flag}=") and (at == 0 or arguments[at - 1] != flag)]
+
+
 def require_fit(settings: Settings, model: Path, row_length: int) -> None:
     """Refuses a run whose smallest plan does not fit: NotFitting. Other reasons of the plan are a Refusal, too."""
     try:
@@ -97,12 +106,12 @@ def _rows(settings: Settings) -> int:
     return settings.micro_batch or adapting.least_rows(settings)
 
 
-def _first(changes: dict[str, tuple[Settings, int]], model: Path, rows: int) -> list[Change]:
+def _first(changes: dict[str, tuple[Settings, int]], model: Path, rows: int, without: str = "") -> list[Change]:
     """The first of these changes, each to settings and a row length, that fits."""
     for flags, (changed, length) in changes.items():
         plan = native.fitting_plan(changed, model, length, rows)
         if plan is not None:
-            return [Change(flags, plan)]
+            return [Change(flags, plan, without)]
     return []
 
 
@@ -128,29 +137,34 @@ def _flags(settings: Settings, model: Path, row_length: int) -> list[Change]:
 
 
 def _adapters(settings: Settings, model: Path, row_length: int) -> list[Change]:
-    """Adapters in the place of the model; of a run that has them, a frozen model in fewer bits."""
+    """Frozen weights in fewer bits, where there are any; else, or where that is not enough, adapters in the place of the model."""
     if is_quantized(model):
         return []
-    if adapting.has_adapters(settings):
-        rank, flags = settings.lora_rank, ""
-    else:
-        rank, flags = _RANK, f"--lora-rank {_RANK} "
-    bases = adapting.BASES[adapting.BASES.index(settings.base or "bf16") + bool(not flags):]
-    changes = {f"{flags}--base {base}" if base != "bf16" else flags.rstrip(): base for base in bases}
+    known = adapting.BASES.index(settings.base or "bf16")
+    found = _over_bases(settings, model, row_length, adapting.BASES[known + 1:]) if adapting.leaves_weights(settings) else []
+    if found or adapting.has_adapters(settings):
+        return found
+    adapters = dataclasses.replace(settings, lora_rank=_RANK, freeze=None)
+    return _over_bases(adapters, model, row_length, adapting.BASES[known:], f"--lora-rank {_RANK} ", "" if settings.freeze is None else "--freeze")
+
+
+def _over_bases(settings: Settings, model: Path, row_length: int, bases: Sequence[str], flags: str = "", without: str = "") -> list[Change]:
+    """The first of these formats of what is frozen that fits, behind the flags that the settings were changed by."""
+    changes = {f"{flags}--base {base}" if base != (settings.base or "bf16") else flags.rstrip(): base for base in bases}
     try:
-        return _first({words: (dataclasses.replace(settings, lora_rank=rank, base=base), row_length) for words, base in changes.items()},
-                      model, _rows(settings))
-    except Refusal:  # of a model none of whose linear layers has adapters
+        return _first({words: (dataclasses.replace(settings, base=base), row_length) for words, base in changes.items()}, model, _rows(settings), without)
+    except Refusal:  # no linear layer of the model has adapters, or no matrix of its blocks is frozen
         return []
 
 
 def _models(settings: Settings, model: Path, row_length: int) -> list[Change]:
-    """The largest model of the family that fits."""
-    if settings.adapter is not None:  # which belongs to this one
+    """The largest model of the family that fits. One that the flags are wrong for, such as those that name layers, is passed over."""
+    if settings.adapter is not None:  # the adapter belongs to this model
         return []
     family = _FAMILIES.get(json.loads((model / "config.json").read_bytes()).get("model_type", ""), ())
     for shape, name in reversed(family):
-        plan = native.fitting_plan(settings, Path(shape), row_length, _rows(settings))
-        if plan is not None:
-            return [Change(name, plan)]
+        with contextlib.suppress(Refusal):
+            plan = native.fitting_plan(settings, Path(shape), row_length, _rows(settings))
+            if plan is not None:
+                return [Change(name, plan)]
     return []

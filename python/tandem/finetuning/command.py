@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
+from ..commands.arguments import number
 from ..errors import Error
 from . import defaults
 from .adapting import BASES, folder_of
 from .advice import MayFit, NotFitting
-from .arguments import number
 from .processes import Ended, end_by_signals
 from .refusal import Refusal
 from .settings import Settings
@@ -85,6 +85,11 @@ def _parser() -> argparse.ArgumentParser:
     add("--objective", choices=("lm", "dpo"), default="lm", help="lm learns each target; dpo which of two answers is preferred, from records with "
         "chosen and rejected (default lm)")
     add("--dpo-beta", type=number(0, 1e6, above=True), metavar="BETA", help="of --objective dpo: factor of the rewards (default 0.1)")
+    add("--dpo-reference", choices=("auto", "before", "step"), help="of --objective dpo: its reference is computed before the first step, or in each "
+        "step of adapters, with the same result (default auto: what is predicted to take less time)")
+    add("--freeze", metavar="REGEX", help="parameters, by their names in the model's files, that are not trained, such as 'embed|layers\\.[0-7]\\.'; of "
+        "tandem's own models (default: all are trained)")
+    add("--compute", choices=("fp32", "bf16", "fp8"), help="type that tandem's own models compute in (default fp32 on the host device, bf16 on GPUs)")
     _add_adapters(parser)
     group = parser.add_argument_group("memory and speed; none of these changes the result but --state")
     add = group.add_argument
@@ -106,11 +111,14 @@ def _add_adapters(parser: argparse.ArgumentParser) -> None:
     add("--lora-alpha", type=number(0, 1e6, above=True), metavar="ALPHA", help="adapters count alpha / rank times (default twice the rank)")
     add("--lora-targets", metavar="NAMES|REGEX", help="linear layers that have adapters: names with commas between them, or a regular expression "
         "that whole names match (default all-linear, as of tandem train)")
+    add("--lora-experts", metavar="NAMES", help="matrices of a mixture's experts that have adapters too: all, or gate_up_proj or down_proj (default "
+        "none)")
     add("--lora-dropout", type=number(0, 1), metavar="SHARE", help="of the inputs of adapters that is set to zero in training (default 0)")
     add("--lora-rslora", action="store_const", const=True, help="adapters count alpha / sqrt(rank) times")
     add("--lora-modules-to-save", metavar="NAMES", help="modules whose names end so are trained whole, such as lm_head (default none)")
     add("--adapter", type=Path, metavar="DIR", help="go on from this adapter: a folder of PEFT's, a run or a checkpoint with adapters")
-    add("--base", choices=BASES, help="format that the frozen model is kept in (default: as its files have it)")
+    add("--base", choices=BASES, help="format that the frozen model, or what --freeze leaves untrained, is kept in (default: as its files have "
+        "it)")
     add("--merged", action="store_true", help="write a whole model, too, to which the adapter is added")
 
 

@@ -5,6 +5,7 @@ import difflib
 import errno
 import importlib
 import io
+import os
 import re
 import threading
 import time
@@ -50,6 +51,19 @@ def cached_names(kind: str) -> list[str]:
     except (ImportError, OSError):
         return []
     return [folder.name.removeprefix(f"{kind}--").replace("--", "/", 1) for folder in found]
+
+
+def cached_snapshot(name: str) -> Path | None:
+    """Folder of a model in the local cache, at its branch main, as the program finds it; None where it is not there."""
+    cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    home = os.environ.get("HF_HOME") or f"{cache}/huggingface"
+    place = os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE") or f"{home}/hub"
+    folder = Path(place).expanduser() / f"models--{name.replace('/', '--')}"
+    try:
+        snapshot = folder / "snapshots" / (folder / "refs" / "main").read_text().strip()
+    except OSError:
+        return None
+    return snapshot if is_hub_name(name) and (snapshot / "config.json").is_file() else None
 
 
 def nearest(name: str, known: Iterable[str]) -> list[str]:

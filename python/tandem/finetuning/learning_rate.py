@@ -6,7 +6,7 @@ import math
 from .refusal import Refusal
 
 KINDS = ("constant", "linear", "cosine", "wsd")
-#: Where a decay ends, as a share of the rate.
+#: End of a decay, as a share of the rate.
 _FLOOR = 0.1
 #: Share of the steps in which `wsd` falls.
 _DECAY = 0.1

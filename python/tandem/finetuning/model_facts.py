@@ -1,12 +1,13 @@
-"""What is known of a model by its folder's files alone."""
+"""Facts that a folder's files alone tell of a model."""
 from __future__ import annotations
 
 import json
 import math
 import struct
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
+from .model_folder import INDEX, WEIGHTS, shards_of
 from .refusal import Refusal
 
 _MOST_HEADER = 1 << 28  # bytes
@@ -19,32 +20,48 @@ def files_of(folder: Path) -> list[Path]:
     return sorted(path for path in (*folder.iterdir(), *folder.glob("additional_chat_templates/*.jinja")) if path.suffix in _SUFFIXES)
 
 
-def parameters_in(folder: Path) -> int:
-    """Number of values in the safetensors files of a folder, tied ones counted as often as they are there. Raises Refusal."""
-    files = sorted(folder.glob("*.safetensors"))
-    index = folder / "model.safetensors.index.json"
+class Tensor(NamedTuple):
+    """A tensor in a safetensors file."""
+
+    name: str
+    kind: str  # "BF16", "U8" and the like
+    shape: tuple[int, ...]
+    file: Path
+    begin: int  # byte of the file
+    end: int
+
+    @property
+    def values(self) -> int:
+        """Number of its values; a byte is two codes of NF4."""
+        return math.prod(self.shape) * (2 if self.kind == "U8" else 1)
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """Safetensors files that a folder's model is read from. Raises Refusal where their index is none."""
+    index = folder / INDEX
     if index.is_file():
-        files = [folder / name for name in sorted(set(json.loads(index.read_bytes())["weight_map"].values()))]
-    elif (folder / "model.safetensors").is_file():
-        files = [folder / "model.safetensors"]
-    return sum(map(_values_in, files))
+        return [folder / name for name in shards_of(index, f"MODEL {folder}")]
+    whole = folder / WEIGHTS
+    return [whole] if whole.is_file() else sorted(folder.glob("*.safetensors"))
 
 
-def _values_in(file: Path) -> int:
+def tensors_in(file: Path) -> list[Tensor]:
+    """Tensors of a safetensors file. Raises Refusal where it is none."""
     try:
         with file.open("rb") as stream:
             (size,) = struct.unpack("<Q", stream.read(8))
             if size > _MOST_HEADER:
                 raise ValueError
             header = json.loads(stream.read(size))
-        return sum(_values_of(tensor) for name, tensor in header.items() if name != "__metadata__" and _SCALES not in name)
+        return [Tensor(name, str(told["dtype"]), tuple(map(int, told["shape"])), file, *(8 + size + int(place) for place in told["data_offsets"]))
+                for name, told in header.items() if name != "__metadata__"]
     except (OSError, ValueError, struct.error, KeyError, TypeError, AttributeError):
         raise Refusal(f"{file}: it is no safetensors file; get it again", 4) from None
 
 
-def _values_of(tensor: dict[str, Any]) -> int:
-    """Values of a tensor; a byte is two codes of NF4."""
-    return int(math.prod(tensor["shape"])) * (2 if tensor["dtype"] == "U8" else 1)
+def parameters_in(folder: Path) -> int:
+    """Number of values in the safetensors files of a folder, tied ones counted as often as they are there. Raises Refusal."""
+    return sum(tensor.values for file in weight_files(folder) for tensor in tensors_in(file) if _SCALES not in tensor.name)
 
 
 def architecture_of(folder: Path) -> str:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from .refusal import Refusal
+from .settings import SETTINGS, from_toml
 
 INDEX = "model.safetensors.index.json"
 WEIGHTS = "model.safetensors"
@@ -20,16 +21,16 @@ _OTHER = {".gguf": "GGUF", ".bin": "PyTorch", ".pt": "PyTorch", ".pth": "PyTorch
 _LFS = b"version https://git-lfs"
 
 
-def refuse_adapter(names: Iterable[str], what: str, base: str) -> None:
-    """Refuses a model whose files are those of an adapter. `base`: the model that it belongs to, or empty."""
+def refuse_adapter(names: Iterable[str], what: str, base: str, place: str) -> None:
+    """Refuses a model whose files are those of an adapter. `base`: the model that it belongs to, or empty; `place`: what --adapter takes."""
     names = set(names)
     found = sorted(names & set(ADAPTER_FILES))
     if found and "config.json" in names:
         raise Refusal(f"{what}: it holds a model and an adapter ({found[0]}); move the adapter to a folder of its own, and name that by --adapter "
                       "to go on from it", 2)
     if found:
-        raise Refusal(f"{what}: it holds an adapter ({found[0]}){f' of {base}' if base else ''}, and no model; name its base as MODEL, and its "
-                      "folder by --adapter to go on from it", 2)
+        raise Refusal(f"{what}: it holds an adapter ({found[0]}){f' of {base}' if base else ''}, and no model; name {base or 'its base'} as MODEL, and "
+                      f"the adapter by --adapter {place} to go on from it", 2)
 
 
 def refuse_other_formats(names: Iterable[str], what: str, source: str) -> None:
@@ -101,8 +102,9 @@ def check_folder(folder: Path, what: str, frozen: bool = False) -> None:
     """Refuses a folder that holds no whole model with weights as safetensors and a tokenizer. `frozen`: whether the weights are not
     trained, and may be quantized."""
     names = [path.name for path in folder.iterdir()]
-    refuse_adapter(names, what, base_of(folder))
+    refuse_adapter(names, what, base_of(folder), str(folder))
     if "config.json" not in names:
+        refuse_run(folder, what)
         inner = f"; name {folder / 'model'}" if (folder / "model" / "config.json").is_file() else ""
         raise Refusal(f"{what}: the folder has no config.json{inner or '; name a folder that save_pretrained wrote, or one of the hub'}", 2)
     read_config(folder / "config.json", what, frozen)
@@ -116,3 +118,42 @@ def refuse_without_tokenizer(names: Iterable[str], what: str, source: str) -> No
     if "tokenizer.json" not in names:
         raise Refusal(f"{what}: it has no tokenizer.json; put one beside its weights: python -c \"from transformers import AutoTokenizer as T; "
                       f"T.from_pretrained('{source}').save_pretrained('DIR')\"", 2)
+
+
+def refuse_run(folder: Path, what: str) -> None:
+    """Refuses a folder that a run or checkpoint lies in. Passes others on."""
+    settings = _settings_in(folder)
+    manifest = _manifest_in(folder)
+    if settings is None and manifest is None:
+        return
+    kind = "a checkpoint" if (folder / "manifest.json").is_file() else "a run of tandem finetune" if settings else "a run of tandem train"
+    adapter = (manifest or {}).get("adapter")
+    base = str((settings or {}).get("model") or (adapter or {}).get("base_model_name_or_path") or "its base")
+    whole = folder / "model"
+    if adapter:
+        also = f", or {whole} to train the whole model further" if (whole / "config.json").is_file() else ""
+        raise Refusal(f"{what}: it is {kind} with an adapter of {base}, and no model; name {base} as MODEL, and the adapter by --adapter "
+                      f"{folder} to go on from it{also}", 2)
+    if settings is None:
+        raise Refusal(f"{what}: it is {kind}; make a model of it, and name that: tandem export {folder} --to DIR", 2)
+    if (whole / "config.json").is_file():
+        raise Refusal(f"{what}: it is {kind}; name {whole}", 2)
+    raise Refusal(f"{what}: it is {kind} that has no model yet; give its command again, and then name {whole}", 2)
+
+
+def _settings_in(run: Path) -> dict[str, Any] | None:
+    """Settings of a run of `tandem finetune`; None where there are none."""
+    try:
+        return from_toml((run / SETTINGS).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+
+
+def _manifest_in(folder: Path) -> dict[str, Any] | None:
+    """The manifest of a checkpoint, or of a run's newest one; None where there is none."""
+    newest = sorted(folder.glob("checkpoints/*/manifest.json"))[-1:]
+    try:
+        found = json.loads((newest or [folder / "manifest.json"])[0].read_bytes())
+    except (OSError, ValueError):
+        return None
+    return found if isinstance(found, dict) and "model_config" in found else None

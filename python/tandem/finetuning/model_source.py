@@ -101,7 +101,7 @@ class _Download:
         if not any(name in sizes for name in ADAPTER_FILES):  # an adapter has no config.json of its own
             self._require_config(sizes)
         folder = self._get([name for name in sizes if self._is_small(name)], sizes)
-        refuse_adapter(sizes, self._what, base_of(folder))
+        refuse_adapter(sizes, self._what, base_of(folder), f"DIR, where hf download {self._name} --local-dir DIR has put it,")
         read_config(folder / "config.json", self._what, self._frozen)
         refuse_other_formats(sizes, self._what, self._name)
         refuse_without_tokenizer(sizes, self._what, self._name)

@@ -41,8 +41,9 @@ def refusal_of_model(model: Path) -> str | None:
 
 
 def machine_flags(settings: Settings) -> list[str]:
-    """Flags of time and memory."""
-    given = (("--device-memory", settings.device_memory), ("--host-memory", settings.host_memory), ("--state-dir", settings.state_folder))
+    """Flags of time, memory and the type that is computed in."""
+    given = (("--device-memory", settings.device_memory), ("--host-memory", settings.host_memory), ("--state-dir", settings.state_folder),
+             ("--compute", settings.compute))
     return ["--device", settings.device, "--policy", settings.policy, "--state", settings.state,
             *(word for flag, value in given if value is not None for word in (flag, str(value)))]
 
@@ -97,11 +98,16 @@ def predicted_seconds(settings: Settings, model: Path, row_length: int, schedule
     return float(facts["predicted"]["step_seconds"]) if facts["predicted"] else None
 
 
+def has_trained(folder: RunFolder) -> bool:
+    """Whether the training has come to its end."""
+    try:
+        return json.loads((folder.out / "summary.json").read_bytes()).get("ended_by") in ("steps", "patience")
+    except FileNotFoundError:
+        return False
+
+
 def train(settings: Settings, folder: RunFolder, model: Path, row_length: int, schedule: Schedule, lock: int) -> None:
     """Trains, or goes on, to the end. Raises Ended where the program has said why."""
-    summary = folder.out / "summary.json"
-    if summary.is_file() and json.loads(summary.read_bytes()).get("ended_by") in ("steps", "patience"):
-        return
     validation = folder.tokens.with_name("train-validation.bin")
     held_out = ["--eval-data", str(validation), "--eval-every", str(schedule.evaluate_every), "--keep-best"] if validation.is_file() else []
     patience = ["--patience", str(settings.patience)] if held_out and settings.patience else []

@@ -25,7 +25,7 @@ class Sample(NamedTuple):
     complete: bool  # whether these are all
     longest: int  # tokens
     mean: float
-    positions: int | None  # of the model
+    positions: int | None  # positions of the model
     chats: bool  # whether one of them is a chat
     texts: bool  # whether all are texts
     has_template: bool

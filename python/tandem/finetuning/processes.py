@@ -31,7 +31,7 @@ def _end(number: int, _: object) -> None:
 
 
 def end_by_signals() -> None:
-    """From now on SIGTERM and SIGHUP raise Ended, where whoever started this process does not have them ignored."""
+    """Makes SIGTERM and SIGHUP raise Ended from now on, where the process was not started with them ignored."""
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, _end)

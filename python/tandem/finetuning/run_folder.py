@@ -143,7 +143,7 @@ class RunFolder:
             self._file.flush()
 
     def summary(self) -> dict[str, Any]:
-        """What summary.json holds; empty where there is none."""
+        """Contents of summary.json; empty where there is none."""
         try:
             told = json.loads((self.out / "summary.json").read_bytes())
         except (OSError, ValueError):

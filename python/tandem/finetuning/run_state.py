@@ -65,7 +65,7 @@ class RunFolder:
     def __init__(self, out: Path) -> None:
         self.out = out
         self.data, self.tokens, self.model = out / "data", out / "data" / "train.bin", out / "model"
-        self.adapter = out / "adapter"
+        self.adapter, self.report = out / "adapter", out / "report.html"
 
     @property
     def begun(self) -> bool:
@@ -98,7 +98,8 @@ class RunFolder:
     def _refuse_other_files(self) -> None:
         if self.out.exists() and not self.out.is_dir():
             raise Refusal(f"--out {self.out}: it is a file; name a folder", 2)
-        own = {_LOCK, _UNWRITTEN, *_EARLY} if (self.out / _LOCK).is_file() else set()  # of a call that ended before a run was begun
+        # Files that a call left which ended before a run was begun.
+        own = {_LOCK, _UNWRITTEN, *_EARLY} if (self.out / _LOCK).is_file() else set()
         names = sorted(path.name for path in self.out.iterdir() if path.name not in own) if self.out.is_dir() else []
         if names:
             what = "a run of tandem train" if {"checkpoints", "metrics.jsonl", "config.toml"} & set(names) else f"other files ({names[0]})"
@@ -121,7 +122,7 @@ class RunFolder:
         """Removes what a call that is refused has made, but for data that were loaded."""
         for name in _EARLY[1:]:
             shutil.rmtree(self.out / name, ignore_errors=True)
-        with suppress(OSError):  # of a folder that holds files
+        with suppress(OSError):  # the folder may hold files
             self.data.rmdir()
         (self.out / _UNWRITTEN).unlink(missing_ok=True)
         if [path.name for path in self.out.iterdir()] == [_LOCK]:
@@ -159,7 +160,7 @@ class RunFolder:
 
     def forget(self) -> None:
         """A run that has no checkpoint is not begun any more. Its data stay."""
-        with suppress(OSError):  # of a folder that holds some
+        with suppress(OSError):  # the folder may hold some
             (self.out / "checkpoints").rmdir()
         if not (self.out / "checkpoints").exists():
             for name in ("config.toml", SETTINGS):
@@ -174,6 +175,14 @@ class RunFolder:
             if before.get(path) != inputs.get(path):
                 what = "was not there" if path not in before else "is missing" if path not in inputs else "has changed"
                 raise Refusal(f"{path}: it {what} since the run in {self.out} was begun; put it back to go on, or name another --out", 4)
+
+    def has(self, name: str) -> bool:
+        """Whether a stage is done, as far as its file says so."""
+        return (self.out / "stages" / f"{name}.json").is_file()
+
+    def has_result(self, name: str) -> bool:
+        """Whether a folder that the run ends with is done, and still there."""
+        return self.stage(name) is not None and (self.out / name).is_dir()
 
     def stage(self, name: str) -> dict[str, Any] | None:
         """Facts of a stage that is done; None where it is not."""

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 # Settings that change time and memory alone: a second call may have others.
-FREE = ("device_memory", "host_memory", "policy", "state_folder", "checkpoint_every", "offline", "out", "merged")
+FREE = ("device_memory", "host_memory", "policy", "state_folder", "checkpoint_every", "offline", "out", "merged", "dpo_reference")
 # File of a run's folder that holds them.
 SETTINGS = "finetune.toml"
 # Flags whose names are not the setting's own.
@@ -51,7 +51,7 @@ class Settings:
     offline: bool
     split: str
     # Defaults below are of runs that were begun before there were these.
-    lora_rank: int | None = None  # of adapters, which are trained in the place of the model; None: none, or the rank of `adapter`
+    lora_rank: int | None = None  # rank of adapters, trained in the model's place; None: none, or `adapter`'s
     lora_alpha: float | None = None  # None: twice the rank
     lora_targets: str | None = None  # names with commas between them, or a regular expression; None: all linear layers of blocks
     lora_dropout: float | None = None  # share; None: 0
@@ -62,6 +62,10 @@ class Settings:
     merged: bool = False  # whether the run writes a whole model beside its adapter
     objective: str = "lm"  # "lm": targets are learnt; "dpo": which answer of a pair is preferred
     dpo_beta: float | None = None  # factor of the rewards; None: 0.1
+    dpo_reference: str | None = None  # "before" or "step", when the reference is computed; None or "auto": as is predicted to be faster
+    lora_experts: str | None = None  # matrices of experts that have adapters: "all", "gate_up_proj" or "down_proj"; None: none
+    freeze: str | None = None  # regular expression of parameters that are not trained; None: all are
+    compute: str | None = None  # type that is computed in: "fp32", "bf16" or "fp8"; None: by the device
 
 
 def flag_of(name: str) -> str:

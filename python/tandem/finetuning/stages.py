@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from ..display import bytes_text
 from ..errors import PlanError
-from . import adapting, advice, defaults, native, plain_template, preparing
+from . import adapting, advice, base_record, defaults, native, plain_template, preparing
 from .durations import duration
 from .model_facts import architecture_of, files_of, parameters_in
 from .processes import Ended
@@ -29,7 +29,7 @@ def say(text: str) -> None:
 
 
 class Choices(NamedTuple):
-    """What model and first records decide, before anything is written."""
+    """Choices by model and first records, before anything is written."""
 
     engine: str  # "native" or "torch"
     why: str
@@ -57,28 +57,55 @@ class FineTuning:
         folder.require_outside(settings.data)
         adapting.check(settings)
         model = _module("model_source").find_model(settings.model, revision=settings.revision, offline=settings.offline, progress=say,
-                                                   frozen=adapting.has_adapters(settings))
+                                                   frozen=adapting.leaves_weights(settings))
+        if settings.adapter and not folder.begun:
+            base_record.require_same(settings.adapter, model, f"MODEL {settings.model}")
         with folder.locked() as lock:
             data = _module("data_source").find_data(settings.data, split=settings.split, folder=folder.data, offline=settings.offline, progress=say)
             inputs = fingerprints([*files_of(model), *data, *(adapting.files_of(settings.adapter) if settings.adapter else ())])
             folder.compare(inputs)
             if folder.begun:
-                say(f"going on with the run in {folder.out}")
+                missing = self.missing()
                 choices = Choices(**folder.require("choices", Choices._fields, tuple(Choices._field_defaults)))
             else:
-                choices = self.choose(model, data)
-                choices = self.prepare(data, self.tokenizer(model, choices), choices)
-                folder.finish("choices", choices._asdict())
-                folder.finish("inputs", inputs)
-                folder.begin(settings)
+                missing = list(adapting.results(settings))
+                choices = self.begin(model, data, inputs)
             schedule = native.Schedule(**(folder.stage("schedule") or self.decide(model, choices, folder.require("prepared"))))
-            missing = [name for name in adapting.results(settings) if folder.stage(name) is None]
-            if missing:
-                self.train_or_forget(model, choices, schedule, lock)
-            for name in missing:
-                self.finish_result(name, model, choices)
-                folder.finish(name, {"folder": name})
+            if missing or not folder.report.is_file():
+                self.finish(missing, model, choices, schedule, lock)
         self.end(choices)
+
+    def missing(self) -> list[str]:
+        """Results that a run which was begun does not have, or has no more; says so."""
+        folder = self.folder
+        missing = [name for name in adapting.results(self.settings) if not folder.has_result(name)]
+        say(f"going on with the run in {folder.out}{'' if missing else ', all of which is done already'}")
+        for name in missing:
+            if folder.has(name):
+                say(f"{folder.out / name} is not there any more: it is written again, from the run's state")
+        return missing
+
+    def begin(self, model: Path, data: list[Path], inputs: dict[str, list[Any]]) -> Choices:
+        """Decides how to train, and prepares the data: from here on the folder is the run's own."""
+        folder = self.folder
+        choices = self.choose(model, data)
+        choices = self.prepare(data, self.tokenizer(model, choices), choices)
+        folder.finish("choices", choices._asdict())
+        folder.finish("inputs", inputs)
+        folder.begin(self.settings)
+        return choices
+
+    def finish(self, missing: list[str], model: Path, choices: Choices, schedule: native.Schedule, lock: int) -> None:
+        """Trains, unless that is done, and writes the results that are missing, and the report."""
+        folder = self.folder
+        if adapting.has_adapters(self.settings):
+            base_record.note(folder, model, self.settings.model)
+        if missing and (choices.engine == "torch" or not native.has_trained(folder)):
+            self.train_or_forget(model, choices, schedule, lock)
+        for name in missing:
+            self.finish_result(name, model, choices)
+            folder.finish(name, {"folder": name})
+        native.report(folder)
 
     def choose(self, model: Path, data: list[Path]) -> Choices:
         """Decides how to train. Refuses what cannot be trained, or does not fit. Changes nothing."""
@@ -86,7 +113,7 @@ class FineTuning:
         engine, why = self.engine(model)
         if engine == "torch":
             native.check_machine(settings)
-            _module("torch_model").read_description(model, f"MODEL {settings.model}")
+            _module("with_torch.model").read_description(model, f"MODEL {settings.model}")
         pipeline = preparing.pipeline_of(model, settings.format)
         sample = preparing.take_sample(pipeline, data, self.folder.tokens)
         template = None
@@ -134,7 +161,7 @@ class FineTuning:
             if refused is None:
                 return "native", f"{name} is one of tandem's own models"
             if asked == "native" or flag:
-                raise Refusal(refused, 2)
+                raise Refusal(f"{flag}: it is for tandem's own models: {refused}, or leave it out" if flag else refused, 2)
         if flag:
             raise Refusal(f"{flag}: it is for tandem's own models, and --engine torch trains a module of PyTorch; leave one of them out", 2)
         missing = [package for package in ("torch", "transformers") if importlib.util.find_spec(package) is None]
@@ -200,14 +227,15 @@ class FineTuning:
         return rows
 
     def train_or_forget(self, model: Path, choices: Choices, schedule: native.Schedule, lock: int) -> None:
-        """Trains; a run that does not fit before it has taken a step is not begun, so that settings may change."""
+        """Trains; a run that does not fit, or whose input is found to be wrong, before it has saved a step is not begun, so that settings may
+        change."""
         try:
             self.train(model, choices, schedule, lock)
         except PlanError as error:
             self.folder.forget()
             raise advice.MayFit(str(error).rstrip(), self.settings, choices.row_length) from None
         except (Refusal, Ended) as error:
-            if error.code == 3:
+            if error.code in (2, 3, 4):
                 self.folder.forget()
             raise
 
@@ -225,35 +253,40 @@ class FineTuning:
                 say(f"this takes about {duration(seconds * schedule.steps)}, less where it ends early")
             native.train(self.settings, self.folder, model, choices.row_length, schedule, lock)
         else:
-            self.train_with_torch(model, schedule)
+            self.train_with_torch(model, choices, schedule)
 
-    def train_with_torch(self, model: Path, schedule: native.Schedule) -> None:
-        """Trains by streaming the module of transformers."""
+    def train_with_torch(self, model: Path, choices: Choices, schedule: native.Schedule) -> None:
+        """Trains by streaming the module of transformers, and writes its folder. Raises Ended where a signal has ended it."""
         with_torch, folder = _module("with_torch"), self.folder
         (folder.out / "config.toml").write_text(to_toml({**as_values(self.settings), **dataclasses.asdict(schedule)}), encoding="utf-8")
         validation = folder.tokens.with_name("train-validation.bin")
-        with_torch.train(with_torch.TorchRun(
+        run = with_torch.TorchRun(
             model=model, data=folder.tokens, validation=validation if validation.is_file() else None, out=folder.out, settings=self.settings,
             steps=schedule.steps, micro_batch=schedule.micro_batch, accumulation=schedule.accumulation, lr=schedule.lr,
-            evaluate_every=schedule.evaluate_every, checkpoint_every=schedule.checkpoint_every), say)
+            evaluate_every=schedule.evaluate_every, checkpoint_every=schedule.checkpoint_every,
+            complete=lambda part: native.complete_model(part, self.template(choices), choices.turn_end))
+        try:
+            with_torch.train(run, say)
+        except SystemExit as ended:
+            raise Ended(int(ended.code or 0)) from None
+
+    def template(self, choices: Choices) -> Path | None:
+        """File of the chat template, where the model brings none and the data are chats."""
+        return self.folder.out / "tokenizer" / plain_template.NAME if choices.template else None
 
     def finish_result(self, name: str, base: Path, choices: Choices) -> None:
-        """Makes OUT/adapter or OUT/model whole: it appears with all that it is asked by."""
+        """Writes OUT/adapter or OUT/model, which PyTorch's way has done already: it appears with all that it is asked by."""
         folder, result = self.folder, self.folder.out / name
-        template = folder.out / "tokenizer" / plain_template.NAME if choices.template else None
-        if choices.engine == "torch":
-            native.complete_model(result, template, choices.turn_end)
-        elif not result.is_dir():
+        if not result.is_dir():
             part = native.export(folder, result, *(["--merged"] if name == "model" and adapting.has_adapters(self.settings) else []))
-            native.complete_model(part, template, choices.turn_end, base)
+            native.complete_model(part, self.template(choices), choices.turn_end, base)
             if name == "adapter" and not Path(self.settings.model).exists() and self.settings.revision is None:
                 native.name_base(part, self.settings.model)
             part.rename(result)
 
     def end(self, choices: Choices) -> None:
-        """The report, and what to do next."""
+        """Result of the run, and the next command."""
         folder = self.folder
-        native.report(folder)
         summary = json.loads((folder.out / "summary.json").read_bytes())
         held_out = f", {summary['eval_loss']:.4f} on what was held out" if summary.get("eval_loss") is not None else ""
         say(f"{summary['steps']} steps: loss {summary['first_loss']:.4f} at first, {summary['final_loss']:.4f} at last{held_out}")
@@ -264,7 +297,7 @@ class FineTuning:
             say(f"adapter: {folder.adapter}, of rank {summary['lora']['rank']}, over {self.settings.model} in {summary['base_format']}, {bytes_text(size)}")
         if folder.model.is_dir():
             say(f"model:  {folder.model}")
-        say(f"report: {folder.out / 'report.html'}")
+        say(f"report: {folder.report}")
         say(f"next: {self.next_command(choices)}")
 
     def next_command(self, choices: Choices) -> str:

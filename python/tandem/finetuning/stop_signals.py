@@ -17,8 +17,8 @@ class StopSignals:
         self._before: dict[signal.Signals, Any] = {}
 
     def watch(self) -> None:
-        """From here on. Signals that are ignored stay so, as SIGHUP below nohup. Does nothing in a thread other than the main one, where
-        Python has no handlers."""
+        """Watches from here on. Signals that are ignored stay so, as SIGHUP below nohup. Does nothing in a thread other
+        than the main one, where Python has no handlers."""
         if threading.current_thread() is threading.main_thread():
             self._before = {number: signal.signal(number, self._take) for number in _SIGNALS if signal.getsignal(number) != signal.SIG_IGN}
 

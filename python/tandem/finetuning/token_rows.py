@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from .refusal import Refusal
 
-#: What stands for a token that is no target; PyTorch's losses leave it out.
+#: Id in the place of a token that is no target; PyTorch's losses leave it out.
 NO_TARGET = -100
 _TARGET, _FIRST = 1, 2  # bits of a mask's byte
 _TYPES = {"uint16": "<u2", "uint32": "<u4"}

@@ -50,7 +50,7 @@ class _Gradients:
 
 
 class _Engine:
-    """What a runtime asks of an engine, without its memory. Weights are those of the parameters, or, where these have none, random."""
+    """An engine without memory, for a runtime. Weights are those of the parameters, or random where these have none."""
 
     def __init__(self, units: list[Unit], device: Device, target: torch.device) -> None:
         self.device, self.step = device, 0

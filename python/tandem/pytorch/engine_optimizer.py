@@ -1,4 +1,4 @@
-"""What optimizers whose state an engine holds have in common: hyperparameters of groups, the end of a step, state in and out."""
+"""Base of optimizers whose state an engine holds: hyperparameters of groups, the end of a step, state in and out."""
 from __future__ import annotations
 
 import json
@@ -39,7 +39,7 @@ class EngineOptimizer(torch.optim.Optimizer):
 
     def __init__(self, params: Any, defaults: dict[str, Any]) -> None:
         self._scale = 1.0
-        self._norm: float | None = None  # of gradients that the engine has, between clip_grad_norm_ and step
+        self._norm: float | None = None  # norm of gradients that the engine has, between clip_grad_norm_ and step
         #: Steps that changed nothing, as their gradients were not finite.
         self.skipped_steps = 0
         super().__init__(params, defaults)
@@ -142,8 +142,8 @@ class EngineOptimizer(torch.optim.Optimizer):
     # State.
 
     def state_dict(self) -> dict[str, Any]:
-        """As torch.optim.AdamW, with tensors on the CPU in fp32, and each parameter's master beside them. Empty before the first
-        step. Blocks until updates are done; nothing of it passes through the device's memory."""
+        """State as torch.optim.AdamW has it, with tensors on the CPU in fp32, and each parameter's master beside them.
+        Empty before the first step. Blocks until updates are done; nothing of it passes through the device's memory."""
         packed = super().state_dict()
         engine = self._open_engine()
         if engine.step > 0:
@@ -239,7 +239,7 @@ class EngineOptimizer(torch.optim.Optimizer):
 
     @property
     def plan(self) -> Plan:
-        """Where everything lies; shows as a table."""
+        """Plan of the engine: the place of everything; shows as a table."""
         return self._open_engine().plan
 
     @property

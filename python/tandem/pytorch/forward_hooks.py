@@ -1,4 +1,4 @@
-"""Where forwards of a streamed module and of its units begin and end."""
+"""Hooks at the beginning and the end of forwards of a streamed module and of its units."""
 from __future__ import annotations
 
 import functools

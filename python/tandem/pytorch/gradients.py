@@ -1,4 +1,4 @@
-"""Where an optimizer takes its gradients from: `.grad` as it is at the step, or each one as backward completes it."""
+"""Sources of an optimizer's gradients: `.grad` as it is at the step, or each one as backward completes it."""
 from __future__ import annotations
 
 import dataclasses
@@ -106,7 +106,7 @@ class TakenGradients:
         self._sink = sink
         self._most = most_passes
         self._prepare = prepare
-        self._passes = 0  # of the open step; 0: none is open
+        self._passes = 0  # passes of the open step; 0: none is open
         self._waiting: dict[int, dict[Held, torch.Tensor]] = {}  # by layer, until the layer is complete
         self._arrived: set[Held] = set()  # in this pass
         self._present: set[Held] = set()  # in this step

@@ -38,7 +38,7 @@ class Held:
     full_name: str = ""
     short_name: str = ""
     data: torch.Tensor | None = None  # over the engine's memory, of the parameter's shape
-    version: int = -1  # of the parameter, as the engine last wrote or saw it
+    version: int = -1  # version of the parameter, as the engine last wrote or saw it
     bits: torch.Tensor | None = None  # sum of the bits of `data` at that time
 
     def text(self) -> str:

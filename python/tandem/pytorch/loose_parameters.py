@@ -25,7 +25,7 @@ class LooseParameters:
                                           member.parameter.requires_grad)
                 member.parameter = made
                 member.put(made)
-        self._step = -1  # of the engine, whose weights they have
+        self._step = -1  # step of the engine whose weights they have
         self._remember()
         self._gradients: dict[int, torch.Tensor] = {}
         mine = weakref.ref(self)
@@ -36,7 +36,7 @@ class LooseParameters:
         return self._step == step
 
     def expire(self) -> None:
-        """Their weights have been written."""
+        """Makes the weights out of date: the engine's have been written."""
         self._step = -1
 
     def set_from(self, guard: Any, step: int) -> None:
@@ -53,7 +53,7 @@ class LooseParameters:
         self._bits = [sum_of_bits(member.parameter.detach()) for member in self.unit.members]
 
     def written(self) -> list[Member]:
-        """Those that the program has written into since."""
+        """Members that the program has written into since."""
         return [member for member, version, bits in zip(self.unit.members, self._versions, self._bits, strict=True)
                 if member.parameter._version != version or bool(sum_of_bits(member.parameter.detach()) != bits)]
 

@@ -72,7 +72,7 @@ class LastRead:
         self._values: torch.Tensor | None = None
 
     def defer(self, like: torch.Tensor, name: str) -> DeferredTensor:
-        """What stands for the weights of a parameter."""
+        """Tensor that stands for the weights of a parameter."""
         meta = torch.empty(like.shape, dtype=like.dtype, device="meta")
         return DeferredTensor(meta, functools.partial(self._read, name))
 

@@ -1,4 +1,4 @@
-"""What happens in an engine while a streamed module computes: scopes, weights of units, gradients that leave."""
+"""Work in an engine while a streamed module computes: scopes, weights of units, gradients that leave."""
 from __future__ import annotations
 
 import weakref
@@ -32,11 +32,11 @@ class StreamRuntime:
         self._engine: OffloadEngine | None = engine
         self._stream = CurrentStream(engine.device)
         self._most = most_passes
-        self._passes = 0  # of the open step; 0: none is open
+        self._passes = 0  # passes of the open step; 0: none is open
         self._committed: set[int] = set()  # layers, in this pass
         self._gave_any = False
         self._in_backward = False
-        self._open: list[UnitPass] = []  # those whose backward has begun
+        self._open: list[UnitPass] = []  # passes whose backward has begun
         self._gradients: dict[UnitPass, Gradients] = {}
         self._evaluation: Evaluation | None = None
         self._members: dict[str, tuple[Unit, Member]] = {m.name: (u, m) for u in units for m in u.members}
@@ -139,7 +139,7 @@ class StreamRuntime:
         return copy
 
     def state_of(self, name: str) -> torch.Tensor:
-        """What a state dict has: a copy on the host, or, while the model is saved, what will be read when it is written."""
+        """Value in a state dict: a copy on the host; while the model is saved, a tensor that is read when written."""
         return self.read_weight(name) if self.deferred is None else self.deferred.defer(self._members[name][1].parameter, name)
 
     def write_weight(self, name: str, values: torch.Tensor) -> None:

@@ -177,7 +177,7 @@ def _layout(units: list[Unit]) -> ParameterLayout:
 
 
 class StreamedModule:
-    """What `module.tandem` is: the engine of a streamed module, and its optimizer."""
+    """Type of `module.tandem`: the engine of a streamed module, and its optimizer."""
 
     def __init__(self, module: torch.nn.Module, runtime: StreamRuntime) -> None:
         self._module = weakref.ref(module)
@@ -217,7 +217,7 @@ class StreamedModule:
 
     @property
     def plan(self) -> Plan:
-        """Where everything lies; shows as a table."""
+        """Plan of the engine: the place of everything; shows as a table."""
         return self._runtime.engine.plan
 
     @property

@@ -1,4 +1,4 @@
-"""What stands in `.grad` for a gradient that an engine has taken, so that nobody takes it for zero."""
+"""Stand-in in `.grad` for a gradient that an engine has taken, so that nobody takes it for zero."""
 from __future__ import annotations
 
 from typing import Any

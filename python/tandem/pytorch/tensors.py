@@ -45,6 +45,6 @@ class CurrentStream:
         return self._own or self._device.wrap_stream(torch.cuda.current_stream().cuda_stream)
 
     def wait_on_host(self) -> None:
-        """On the host blocks until the work queued on the stream is done; on a GPU PyTorch's own work is queued behind it."""
+        """Waits for the work queued on the host's stream; on a GPU PyTorch's own work is queued behind it."""
         if self._own is not None:
             self._own.synchronize()

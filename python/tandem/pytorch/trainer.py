@@ -46,7 +46,8 @@ class Config:
 
 def _leave_out_checkpointing(args: Any, model: Any) -> None:
     """Turns off the Trainer's recomputation in backward: that of units takes its place."""
-    if any(getattr(part, "gradient_checkpointing", False) is True for part in model.modules()):  # as older versions of TRL do
+    # Older versions of TRL set it in the model.
+    if any(getattr(part, "gradient_checkpointing", False) is True for part in model.modules()):
         model.gradient_checkpointing_disable()
     for name in ("gradient_checkpointing", "activation_checkpointing"):  # the older and the newer name
         if getattr(args, name, False):
@@ -167,8 +168,8 @@ class _EngineTrainer:
         return found
 
     def _clip_by_engine(self, parameters: Any, max_norm: float, norm_type: float = 2) -> Any:
-        """In place of accelerate's, which rounds the norm of bf16 gradients to bf16: the engine's, of all that the optimizer
-        trains. The step's gradients are complete from here on."""
+        """Clips by the engine's norm of all that the optimizer trains, in place of accelerate's, which rounds the norm
+        of bf16 gradients to bf16. The step's gradients are complete from here on."""
         if norm_type != 2:
             raise UsageError(f"norm_type={norm_type}: the engine's norm is of type 2")
         return self._engine_optimizer().clip_by_engine(max_norm)

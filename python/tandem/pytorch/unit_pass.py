@@ -57,7 +57,7 @@ class Autocast:
 
 @dataclasses.dataclass(eq=False)
 class _Slot:
-    """What autograd keeps of a tensor that is made again: the number of its pass's saved tensors."""
+    """Stand-in that autograd keeps of a tensor that is made again: the number of its pass's saved tensors."""
 
     of: UnitPass
     index: int
@@ -67,7 +67,7 @@ class _Slot:
 
 @dataclasses.dataclass(eq=False)
 class _WeightPart:
-    """What autograd keeps of a view of weights: which, and the view's geometry."""
+    """Stand-in that autograd keeps of a view of weights: which, and the view's geometry."""
 
     of: UnitPass
     member: int

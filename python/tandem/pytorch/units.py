@@ -14,7 +14,7 @@ _FEWEST_BLOCKS = 2
 
 @dataclasses.dataclass(eq=False)
 class Place:
-    """Where a module holds a parameter."""
+    """Module and name under which a parameter is held."""
 
     owner: torch.nn.Module
     name: str

@@ -104,7 +104,7 @@ def _set(module: torch.nn.Module, name: str, values: torch.Tensor, take: Taker) 
 
 
 def _copy(module: torch.nn.Module, tensors: dict[str, Any], take: Taker) -> set[str]:
-    """By equal names; returns the names that are missing, ties counted once."""
+    """Copies tensors by equal names; returns the names that are missing, ties counted once."""
     wanted = {name for name, _ in module.named_parameters()} | {name for name in module.state_dict() if name not in tensors}
     parameters = dict(module.named_parameters(remove_duplicate=False))
     there: set[int] = set()
@@ -116,7 +116,7 @@ def _copy(module: torch.nn.Module, tensors: dict[str, Any], take: Taker) -> set[
 
 
 def _convert(module: Any, tensors: dict[str, Any], take: Taker) -> set[str]:
-    """By the conversions that transformers itself would make, one parameter at a time."""
+    """Converts tensors as transformers itself would, one parameter at a time."""
     try:
         from transformers import core_model_loading
         from transformers.conversion_mapping import get_model_conversion_mapping

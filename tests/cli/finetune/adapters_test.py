@@ -8,8 +8,9 @@ import tomllib
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 from finetuning import CHAT_TEMPLATE, CLI, FinetuneTest, main, records, write_llama  # noqa: E402
 
-LORA = ["--lora-rank", "16", "--lora-modules-to-save", "embed_tokens", "--epochs", "30"]  # of a model that knows nothing yet
-COLOUR = "It is mud."  # of no thing
+# Flags for a model that knows nothing yet.
+LORA = ["--lora-rank", "16", "--lora-modules-to-save", "embed_tokens", "--epochs", "30"]
+COLOUR = "It is mud."  # an answer that is right for no thing
 
 
 class AdapterTest(FinetuneTest):
@@ -36,7 +37,7 @@ class AdapterTest(FinetuneTest):
 
 class Adapters(AdapterTest):
     def test_an_adapter_that_answers(self):
-        """By a template that the model lacks. The whole model comes by a second call, without any step."""
+        """Answers are by a template that the model lacks. The whole model comes by a second call, without any step."""
         write_llama(self.model)
         done = self.succeed(self.finetune(*LORA, "--base", "int8"))
         for words in ("frozen in int8, and adapters of rank 16", "learning rate 0.002 ", f"next: tandem chat {self.out}"):
@@ -59,7 +60,7 @@ class Adapters(AdapterTest):
         self.refused(self.finetune(*LORA, "--base", "int8"), 2, str(self.model))
 
     def test_going_on_from_an_adapter(self):
-        """Of a run its best state; rank and targets are the adapter's own."""
+        """Training goes on from a run's best state; rank and targets are the adapter's own."""
         write_llama(self.model, CHAT_TEMPLATE)
         first = self.root / "first"
         self.succeed(self.tandem("finetune", self.model, self.data, "--out", first, "--device", "host", "--lora-rank", "4", "--lora-targets", "q_proj",
@@ -142,7 +143,7 @@ class Preferences(AdapterTest):
                 self.assertNotIn("mud", "".join(self.answers(self.out)[0]))
 
     def test_rows_are_as_long_as_the_longest_answer(self):
-        """Also where that comes behind the records that are looked at first."""
+        """The longest answer may come behind the records that are looked at first."""
         write_llama(self.model, CHAT_TEMPLATE, num_hidden_layers=1)
         pairs = [{"prompt": "a ", "chosen": "b", "rejected": "c"}] * 2000 + [{"prompt": "a ", "chosen": "b " * 20, "rejected": "c"}]
         self.succeed(self.finetune("--objective", "dpo", "--steps", "1", "--validation", "0", data=self.write_records(pairs)))
@@ -168,8 +169,9 @@ class Refusals(AdapterTest):
         self.assertFalse(self.out.exists(), line)
 
     def test_flags_of_adapters(self):
-        for flags in (["--lora-alpha", "8"], ["--base", "nf4"], ["--merged"], ["--lora-rslora"]):
-            self.refuse(2, [flags[0], "all weights are trained", "--lora-rank 16"], *flags)
+        for flags, why in ((["--lora-alpha", "8"], "no adapter is trained"), (["--base", "nf4"], "all weights are trained"),
+                           (["--merged"], "for adapters"), (["--lora-rslora"], "no adapter is trained")):
+            self.refuse(2, [flags[0], why, "--lora-rank 16"], *flags)
         self.refuse(2, ["--lora-rank", "0 is not from 1"], "--lora-rank", "0")
         self.refuse(2, ["--lora-rank 999"], "--lora-rank", "999")
         self.refuse(2, ["q_prj", "perhaps q_proj"], "--lora-rank", "2", "--lora-targets", "q_prj")
@@ -193,10 +195,12 @@ class Refusals(AdapterTest):
         self.refuse(2, ["a model and an adapter (adapter_config.json)", "--adapter"], "--lora-rank", "2")
 
     def test_an_adapter_of_another_model(self):
-        """It is found before anything is prepared."""
+        """The mismatch is found before anything is prepared."""
         other = write_llama(self.root / "wide", CHAT_TEMPLATE, hidden_size=96)
         self.succeed(self.tandem("finetune", other, self.data, "--out", self.root / "first", "--device", "host", "--lora-rank", "2", "--steps", "1"))
-        self.refuse(4, ["misshapen", "lora_A", "the base that the adapter was made of"], "--adapter", self.root / "first")
+        self.refuse(4, [str(other), "other values"], "--adapter", self.root / "first")
+        copied = shutil.copytree(self.root / "first" / "adapter", self.root / "copied")  # which says nothing of its base but the shapes
+        self.refuse(4, ["misshapen", "lora_A", "the base that the adapter was made of"], "--adapter", copied)
 
     def test_preferences(self):
         pairs = self.pairs()

@@ -7,7 +7,7 @@ import tomllib
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 from finetuning import CHAT_TEMPLATE, END, FinetuneTest, main, records, write_llama  # noqa: E402
 
-LOSS = 0.02  # of a token, in the evaluation; a guess among the eight colours has 0.4
+LOSS = 0.02  # bound for a token, in the evaluation; a guess among the eight colours has 0.4
 
 
 class Whole(FinetuneTest):

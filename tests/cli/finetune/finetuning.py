@@ -1,4 +1,5 @@
-"""What the tests of `tandem finetune` share: a random Llama with a tokenizer, chats about small sums, and calls of the command.
+"""Parts that the tests of `tandem finetune` share: a random Llama with a tokenizer, chats about small sums, and calls
+of the command.
 
 The scripts that use it run under a Python with the packages of ../prepare/requirements.txt; their arguments are the built program
 and the folder of the package in the build tree."""
@@ -51,22 +52,58 @@ def write_tokenizer(folder, template=None, named_end=True):
 
 def write_llama(folder, template=None, named_end=True, **config):
     """A Hugging Face folder of a small Llama with random weights."""
+    width, inner = ({**SHAPE, **config}[name] for name in ("hidden_size", "intermediate_size"))
+    mlp = {"mlp.gate_proj": (inner, width), "mlp.up_proj": (inner, width), "mlp.down_proj": (width, inner)}
+    return _write_model(folder, template, named_end, {**SHAPE, **config}, mlp)
+
+
+def write_mixtral(folder, template=None, experts=2):
+    """A Hugging Face folder of a small mixture of experts with random weights."""
+    shape = {**SHAPE, "model_type": "mixtral", "architectures": ["MixtralForCausalLM"], "num_local_experts": experts, "num_experts_per_tok": 1,
+             "tie_word_embeddings": False}
+    width, inner = shape["hidden_size"], shape["intermediate_size"]
+    mlp = {"block_sparse_moe.gate": (experts, width)}
+    for i in range(experts):
+        mlp.update({f"block_sparse_moe.experts.{i}.{name}": size for name, size in {"w1": (inner, width), "w2": (width, inner), "w3": (inner, width)}.items()})
+    return _write_model(folder, template, True, shape, mlp)
+
+
+def _write_model(folder, template, named_end, shape, mlp):
+    """The folder of a model of this shape whose blocks have these matrices behind attention."""
     import numpy
     from safetensors.numpy import save_file
     folder.mkdir(parents=True)
-    shape = {**SHAPE, "vocab_size": write_tokenizer(folder, template, named_end), **config}
+    shape = {"vocab_size": write_tokenizer(folder, template, named_end), **shape}
     (folder / "config.json").write_text(json.dumps(shape))
-    width, inner, narrow = shape["hidden_size"], shape["intermediate_size"], shape["hidden_size"] // 2
+    width, narrow = shape["hidden_size"], shape["hidden_size"] // 2
     shapes = {"model.embed_tokens.weight": (shape["vocab_size"], width), "model.norm.weight": (width,)}
+    if not shape["tie_word_embeddings"]:
+        shapes["lm_head.weight"] = (shape["vocab_size"], width)
     for i in range(shape["num_hidden_layers"]):
         shapes.update({f"model.layers.{i}.{name}.weight": size for name, size in {
             "input_layernorm": (width,), "post_attention_layernorm": (width,), "self_attn.q_proj": (width, width),
-            "self_attn.k_proj": (narrow, width), "self_attn.v_proj": (narrow, width), "self_attn.o_proj": (width, width),
-            "mlp.gate_proj": (inner, width), "mlp.up_proj": (inner, width), "mlp.down_proj": (width, inner)}.items()})
+            "self_attn.k_proj": (narrow, width), "self_attn.v_proj": (narrow, width), "self_attn.o_proj": (width, width), **mlp}.items()})
     draw = numpy.random.default_rng(7)
     save_file({name: numpy.ones(size, numpy.float32) if "norm" in name else draw.normal(0, 0.05, size).astype(numpy.float32)
                for name, size in shapes.items()}, str(folder / "model.safetensors"), {"format": "pt"})
     return folder
+
+
+def rounded_tensors(file):
+    """Tensors of a file of fp32 or bf16, each as the bytes of its values in bf16."""
+    import numpy
+    data = file.read_bytes()
+    begin = 8 + int.from_bytes(data[:8], "little")
+    found = {}
+    for name, told in json.loads(data[8:begin]).items():
+        if name == "__metadata__":
+            continue
+        first, end = (begin + at for at in told["data_offsets"])
+        bits = numpy.frombuffer(data[first:end], numpy.uint32 if told["dtype"] == "F32" else numpy.uint16)
+        if told["dtype"] == "F32":  # to the nearest, ties to even
+            bits = ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(numpy.uint16)
+        found[name] = bits.tobytes()
+    return found
 
 
 class FinetuneTest(ProgramTest):

@@ -90,6 +90,29 @@ class Killed(FinetuneTest):
         self.succeed(self.finetune(*flags))
         self.assertEqual([path.read_bytes() for path in results], straight)
 
+    def test_folders_that_are_written_again(self):
+        """Deleted after the end, and killed while they are written anew: what has the name is whole."""
+        flags = ["--steps", "10", "--lora-rank", "4", "--merged"]
+        self.succeed(self.finetune(*flags))
+        straight = self.results()
+        for name in ("adapter", "model"):
+            for moment in (f".{name}.part", f".{name}.part/chat_template.jinja", name):
+                shutil.rmtree(self.out / name, ignore_errors=True)
+                process = self.begin(flags=flags)
+                while process.poll() is None and not (self.out / moment).exists():
+                    time.sleep(0.0005)
+                process.kill()
+                process.wait()
+                self.assertEqual(self.results(), {path: content for path, content in straight.items()
+                                                  if path.parts[0] != name or (self.out / name).exists()}, moment)
+        self.succeed(self.finetune(*flags))
+        self.assertEqual(self.results(), straight)
+
+    def results(self):
+        """Files of the folders that a run ends with."""
+        return {path.relative_to(self.out): path.read_bytes() for name in ("adapter", "model") for path in (self.out / name).rglob("*")
+                if path.is_file()}
+
     def stage(self):
         """The last stage whose file is there."""
         files = {"model": "model", "steps": "metrics.jsonl", "schedule": "stages/schedule.json", "token files": "stages/prepared.json",

@@ -11,7 +11,7 @@ ROOT = CLI.parents[1]
 sys.path.insert(0, str(ROOT / "tests" / "docs"))
 import pages  # noqa: E402
 
-WITH_VALUE = ("--device-memory", "--host-memory")  # of other machines
+WITH_VALUE = ("--device-memory", "--host-memory")  # flags that other machines need
 
 
 def commands():

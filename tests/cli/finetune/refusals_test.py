@@ -63,7 +63,7 @@ class Refusals(FinetuneTest):
             self.refused(self.tandem("chat", self.model, flag, value, text=""), 2, flag, f"{value} is not from")
 
     def test_a_record_that_is_found_late_may_be_mended(self):
-        """It is behind those that are looked at first: nothing of the run is left, and it begins with the mended file."""
+        """The bad record comes late: nothing of the run is left, and it begins with the mended file."""
         good = records(25) * 90
         self.refuse(2, ["record 2251", "'foo'"], "--steps", "1", data=self.write_records([*good, {"foo": 1}]))
         self.succeed(self.finetune("--steps", "1", data=self.write_records(good)))
@@ -142,7 +142,7 @@ class NotFitting(FinetuneTest):
         self.succeed(self.tandem(*fitting[1:], "--steps", "1"))
 
     def test_commands_that_fit_have_the_rows_that_are_asked_for(self):
-        """Of a hundred thousand rows it is their number that does not fit: no other flag is named."""
+        """A hundred thousand rows are refused for their number alone: no other flag is named."""
         write_llama(self.model, CHAT_TEMPLATE)
         done = self.finetune("--micro-batch", "100000", "--device-memory", "64MiB")
         self.refused(done, 3, "does not fit", "take --micro-batch 1")

@@ -99,7 +99,7 @@ class Cases(PrepareTest):
                 learnt, prepared = self.learnt(record, date=DATE)
                 self.assertTrue(prepared.text.startswith(begin), prepared.text)
                 self.assertEqual(learnt, '"I am fine"<|im_end|>\n' if name == "tojson" else "I am fine<|im_end|>\n")
-                if name != "date":  # which transformers tells as it is today
+                if name != "date":  # transformers takes today's date
                     wanted = self.transformers().apply_chat_template(record["messages"])["input_ids"]
                     self.assertEqual(prepared.encoded.ids, wanted)
 

@@ -497,7 +497,7 @@ class Formats(PrepareTest):
                 found.append([s[:2] for s in sets])
                 texts = [self.text_and_targets(out)[0] for out in (self.out, held_out)]
                 self.assertEqual(sorted(texts[0] + texts[1]), sorted(whole))
-                # From everywhere, not the first ones.
+                # Records are held out from everywhere, not the first ones.
                 self.assertTrue(any(f"{i}={i}" in texts[1] for i in range(100, 200)), texts[1])
         self.assertEqual(found[0], found[1])
         # Named by a run without the flag, whose records it now shares; and left out of a folder that is read.

@@ -95,7 +95,7 @@ class Inputs(PrepareTest):
         pyarrow.parquet.write_table(pyarrow.Table.from_pylist(chats), paths[0])
         self.assertEqual(self.read(paths[0]), wanted)
 
-        # So do arguments of calls, of which each function has its own.
+        # Arguments of calls have such fields too, each function its own.
         day = {"role": "assistant", "content": None, "tool_calls": [
             {"type": "function", "function": {"name": "ask", "arguments": {"day": "Monday"}}}]}
         self.file("model/chat_template.jinja",

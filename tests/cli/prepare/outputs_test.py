@@ -212,7 +212,7 @@ class PrepareOutput(StandInTest):
             result = self.prepare("--out", self.out, "--no-end-token", given)
             self.assertEqual(result.returncode, 2, result.stderr)
             self.assertEqual(snapshot(self.d), before)
-            # Nor folders that it made.
+            # Folders that it made are gone, too.
             self.assertEqual(self.prepare("--out", self.d / "new" / "er" / "out.bin", given).returncode, 2)
             self.assertEqual(snapshot(self.d), before)
 
@@ -236,7 +236,7 @@ class PrepareOutput(StandInTest):
             self.assertEqual(os.listdir(self.d), [])
 
     def workers_of(self, process):
-        """Those that are not yet dead, by id."""
+        """Ids of the workers that are not yet dead."""
         return [int(p) for p in pathlib.Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()]
 
     def test_workers_leave_signals_to_the_main_process(self):

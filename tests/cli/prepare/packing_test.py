@@ -43,7 +43,7 @@ class Packing(StandInTest):
                 json.loads(out.with_suffix(".json").read_text()))
 
     def rows(self, out=None):
-        """Of each row its records, as pairs of ids and mask; padding is one of them."""
+        """Records of each row, as pairs of ids and mask; padding is one of them."""
         ids, mask, description = self.written(out)
         length = description["row_length"]
         self.assertEqual((len(ids), len(mask)), (description["rows"] * length,) * 2)

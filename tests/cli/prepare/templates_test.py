@@ -18,7 +18,8 @@ TOOLS = [{"type": "function", "function": {"name": "get_weather", "description":
 CALL = {"role": "assistant", "content": "", "tool_calls": [
     {"type": "function", "function": {"name": "get_weather", "arguments": {"city": "Paris"}}}]}
 
-# In each, [[ and ]] stand around an answer: {% generation %} marks in one half of the tests, and nothing in the other.
+# Templates in which [[ and ]] stand around an answer: {% generation %} marks in one half of the tests, and nothing in
+# the other.
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n"
     "{% if m.role == 'assistant' %}[[{{ m.content }}<|im_end|>\n]]{% else %}{{ m.content }}<|im_end|>\n{% endif %}{% endfor %}"

@@ -50,8 +50,8 @@ class Tokens(PrepareTest):
                         self.assertEqual(encoded.ids, reference(text)["input_ids"])
 
     def test_targets_are_the_tokens_that_overlap_a_completion(self):
-        """For each place in a text: no token before it is learnt, each behind it is, and of a character that is cut in
-        several tokens all are."""
+        """A completion may begin at each place in a text: no token before it is learnt, each behind it is, and of a
+        character that is cut in several tokens all are."""
         for name in TOKENIZERS:
             self.tokenizer(TOKENIZERS[name]())
             pipeline = self.pipeline(no_end_token=True, special_tokens=False)
@@ -126,7 +126,7 @@ class Tokens(PrepareTest):
         from preparation.tokens import mask_of
         offsets = [(0, 3), (3, 3), (3, 5), (5, 5), (5, 6)]
         self.assertEqual(mask_of(offsets, [(3, 5)]), [0, 1, 1, 0, 0])
-        self.assertEqual(mask_of(offsets, [(3, 5)], strict=True), [0, 0, 1, 0, 0])  # as transformers
+        self.assertEqual(mask_of(offsets, [(3, 5)], strict=True), [0, 0, 1, 0, 0])  # the rule of transformers
         self.assertEqual(mask_of(offsets, [(0, 1), (4, 6)]), [1, 0, 1, 1, 1])
         self.assertEqual(mask_of([(0, 1), (0, 1), (1, 2)], [(0, 1)]), [1, 1, 0])
         self.assertEqual(mask_of(offsets, []), [0] * 5)

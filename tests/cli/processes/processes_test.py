@@ -8,98 +8,11 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
-from program import PROGRAM, ProgramTest, main, wait_for  # noqa: E402
-
-SHAPE = ["--threads", "1", "--update-threads", "1", "--seq-len", "16", "--micro-batch", "2", "--device", "host"]
-WORK = [*SHAPE, "--grad-accum", "4"]
-COMPARED = ("step", "loss", "grad_norm", "lr", "skipped", "eval_loss")
-TOKEN = "a secret of the tests"
-
-
-def free_port():
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return found.getsockname()[1]
-
-
-def rank_environment(rank, count, port, **changes):
-    place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count, "MASTER_ADDR": "127.0.0.1",
-             "MASTER_PORT": port, "TANDEM_TOKEN": TOKEN, **changes}
-    return {name: str(value) for name, value in place.items() if value is not None}
-
-
-class ProcessesTest(ProgramTest):
-    def setUp(self):
-        super().setUp()
-        self.counter = itertools.count()
-
-    def new_out(self):
-        return self.root / f"run{next(self.counter)}"
-
-    def command(self, *flags, model="tiny-gpt2", work=WORK):
-        return ["train", "--model", model, "--data", self.text, *work, "--lr", "1e-3", *flags]
-
-    def run_in(self, processes, *words):
-        """One process, or several of a launch."""
-        return self.run_program(*words) if processes == 1 else self.run_program("launch", "--processes", processes, "--", *words)
-
-    def train_in(self, processes, *flags, out=None, **more):
-        out = out or self.new_out()
-        self.succeed(self.run_in(processes, *self.command(*flags, **more), "--out", out))
-        summary = self.summary(out)
-        self.assertEqual((summary["ranks"], summary["processes"]), (processes, processes))
-        return out
-
-    def course(self, out):
-        summary = self.summary(out)
-        steps = [[step.get(key) for key in COMPARED] for step in self.metrics(out)]
-        return steps, [summary[key] for key in ("state_digest", "final_loss", "eval_loss", "tokens", "skipped_steps",
-                                                "compute_key", "parameters")]
-
-    def ranks(self, words, count=2, port=None, each=None, environments=None):
-        """Processes of one launch as a launcher starts them; `each(rank)`: more words of one."""
-        port = port or free_port()
-        started = []
-        for rank in range(count):
-            place = environments[rank] if environments else rank_environment(rank, count, port)
-            more = each(rank) if each else []
-            process = subprocess.Popen([PROGRAM, *map(str, [*words, *more])], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                                       text=True, env={**self.environment(), **place})
-            self.end_after_the_test(process)
-            started.append(process)
-        return started
-
-    def end_after_the_test(self, process):
-        for end in (process.stdout, process.stderr):
-            if end:
-                self.addCleanup(end.close)
-        self.addCleanup(process.wait)
-        self.addCleanup(process.kill)
-
-    def ends_of(self, processes, seconds=60):
-        """Exit codes and lines of errors, by rank."""
-        ends = [None] * len(processes)
-
-        def take(rank):
-            _, errors = processes[rank].communicate(timeout=seconds)
-            lines = [line for line in errors.splitlines() if line.startswith("tandem: error:")]
-            ends[rank] = processes[rank].returncode, lines[0] if lines else errors
-        threads = [threading.Thread(target=take, args=[rank]) for rank in range(len(processes))]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        return ends
-
-    def refused_on_all(self, code, *words, **launch):
-        for end in self.ends_of(self.ranks(**launch)):
-            self.assertEqual(end[0], code, end)
-            for word in words:
-                self.assertIn(word, end[1])
+from launches import ProcessesTest, WORK, free_port, rank_environment  # noqa: E402
+from program import PROGRAM, main, wait_for  # noqa: E402
 
 
 class OneCourse(ProcessesTest):
@@ -169,6 +82,21 @@ class Checkpoints(ProcessesTest):
                 self.succeed(self.run_in(behind, *run, "--out", out))
                 steps, end = self.course(out)
                 self.assertEqual((self.summary(out)["resumed_from_step"], steps, end), (2, expected[0][2:], expected[1]))
+
+    def test_a_run_of_several_devices_in_several_processes_and_back(self):
+        flags = ["--steps", "4", "--checkpoint-every", "2", "--keep", "0"]
+        expected = self.course(self.train_in(1, *flags))
+        out = self.new_out()
+        self.succeed(self.run_program(*self.command(*flags), "--device", "host,host", "--out", out))
+        shutil.rmtree(out / "checkpoints" / "step-00000004")
+        apart = self.succeed(self.run_in(2, "train", "--resume", out))
+        self.assertEqual(apart.stderr.count("--device host: the run had --device host,host, and goes on in 2 processes"), 1)
+        self.assertEqual((self.summary(out)["processes"], self.summary(out)["resumed_from_step"]), (2, 2))
+        self.assertEqual(self.course(out), expected)
+        shutil.rmtree(out / "checkpoints" / "step-00000004")
+        self.succeed(self.run_program("train", "--resume", out))
+        self.assertEqual((self.summary(out)["processes"], self.summary(out)["resumed_from_step"]), (1, 2))
+        self.assertEqual(self.course(out), expected)
 
     def test_back_to_an_earlier_one_by_all(self):
         out = self.train_in(2, "--steps", "4", "--checkpoint-every", "1", "--keep", "0")
@@ -343,10 +271,11 @@ class Refused(ProcessesTest):
 
     def test_a_folder_that_not_all_ranks_see(self):
         words = self.command("--steps", "1")
-        self.refused_on_all(2, "not the same folder on all ranks: not on rank 1", words=words,
-                            each=lambda rank: ["--out", self.root / f"place{rank}" / "out"])
-        for rank in range(2):
-            self.assertFalse((self.root / f"place{rank}").exists(), "a refused run left files")
+        places = [self.root / f"place{rank}" / "out" for rank in range(2)]
+        self.refused_on_all(2, "--out: it is not the same folder on all ranks", f"rank 0 writes in '{places[0]}'",
+                            f"is not seen by rank 1 in '{places[1]}'", words=words, each=lambda rank: ["--out", places[rank]])
+        for place in places:
+            self.assertFalse(place.parent.exists(), "a refused run left files")
 
     def test_commands_that_work_in_one_process(self):
         for command in ("eval", "sample", "bench", "calibrate", "export", "score", "launch"):
@@ -364,8 +293,18 @@ class Refused(ProcessesTest):
 
     def test_launches_of_nothing(self):
         for words, named in [(["--", "train"], "--processes"), (["--processes", "2"], "there is no command"),
-                             (["--processes", "2", "--", "eval"], "only train")]:
+                             (["--processes", "2", "--", "eval"], "only train"),
+                             (["--processes", "2", "eval", "--model", "x"], "'eval': only train"),
+                             (["train", "--processes", "2"], "--processes: missing; for example")]:
             self.refused(self.run_program("launch", *words), 2, named)
+
+    def test_a_launch_whose_command_is_not_marked(self):
+        level = ["--log-level", "warning"]
+        for before, behind in (([], []), (level, []), ([], level)):
+            out = self.new_out()
+            words = self.command("--steps", "1", "--out", out)
+            self.succeed(self.run_program(*before, "launch", *behind, "--processes", "2", *words))
+            self.assertEqual(self.summary(out)["processes"], 2)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What the tests of `tandem sample` share: a small model with a tokenizer of its own."""
+"""Parts that the tests of `tandem sample` share: a small model with a tokenizer of its own."""
 import json
 import pathlib
 import struct
@@ -28,7 +28,7 @@ class SampleTest(ProgramTest):
         return out
 
     def text_folder(self, tokenizer, template=None, **config):
-        """The same with a tokenizer of the package `tokenizers`."""
+        """Folder of the small model, with a tokenizer of the package `tokenizers`."""
         out = self.folder(**config)
         tokenizer.save(str(out / "tokenizer.json"))
         (out / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"}))

@@ -28,7 +28,7 @@ TOKENIZERS = {"byte-level": lambda: byte_level("<|end|>", "<|x|>"),
 
 
 def escaped(text):
-    """As it is printed: no control characters but line breaks and tabs, which a terminal would obey."""
+    """Text as it is printed: no control characters but line breaks and tabs, which a terminal would obey."""
     return re.sub(r"[\x00-\x08\x0b-\x1f\x7f]", lambda found: f"\\x{ord(found[0]):02x}", text)
 
 

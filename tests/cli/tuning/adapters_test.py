@@ -1,8 +1,10 @@
 """Adapters: read and written as PEFT has them, trained, killed, resumed and merged; and what is refused.
 
 The adapters and the losses that they must give are PEFT's own, out of tests/models/fixtures."""
+import fcntl
 import json
 import math
+import os
 import pathlib
 import struct
 import subprocess
@@ -14,7 +16,8 @@ from program import PROGRAM, SMALL, ProgramTest, main, wait_for  # noqa: E402
 
 FIXTURES = pathlib.Path(__file__).parents[2] / "models" / "fixtures"
 HOST = ["--device", "host", "--threads", "1"]
-BARE = ["gpt2", "llama3", "qwen3", "gemma3", "qwen3_moe", "phi3", "mixtral", "olmoe", "qwen3_moe.modules"]
+BARE = ["gpt2", "llama3", "qwen3", "gemma3", "qwen3_moe", "phi3", "mixtral", "olmoe", "qwen3_moe.modules", "qwen3_moe.router",
+        "olmoe.router"]
 
 
 def read_safetensors(path):
@@ -122,9 +125,9 @@ class Peft(AdapterTest):
         """W + scale B A of one layer, by hand."""
         if name == "olmoe":
             return self.check_experts(merged)
-        if name in ("mixtral", "qwen3_moe.modules"):
+        if name in ("mixtral", "qwen3_moe.modules", "olmoe.router"):
             return
-        base, _ = read_safetensors(FIXTURES / f"{name}.safetensors")
+        base, _ = read_safetensors(FIXTURES / f"{name.partition('.')[0]}.safetensors")
         adapter, metadata = read_safetensors(FIXTURES / "lora" / f"{name}.safetensors")
         config = json.loads(metadata["adapter"])
         scale = config["lora_alpha"] / (math.sqrt(config["r"]) if config["use_rslora"] else config["r"])
@@ -141,7 +144,7 @@ class Peft(AdapterTest):
                 self.assertAlmostEqual(after[at], before[at] + added, delta=1e-5)
 
     def check_experts(self, merged):
-        """The same of one expert in each of two layers."""
+        """Checks the merged weights of one expert in each of two layers."""
         base, _ = read_safetensors(FIXTURES / "olmoe.safetensors")
         adapter, _ = read_safetensors(FIXTURES / "lora" / "olmoe.safetensors")
         experts, expert = 7, 2
@@ -157,6 +160,32 @@ class Peft(AdapterTest):
                         for k in range(rank))
                     at = row * columns + column
                     self.assertAlmostEqual(after[at], before[at] + added, delta=1e-5)
+
+    def test_a_router_as_transformers_4_has_it(self):
+        """A linear layer, of Mixtral with another name."""
+        base, adapter = self.base("mixtral"), self.root / "router"
+        data, (_, without) = self.stream("mixtral")
+        self.succeed(self.run_program("train", "--model", base, *data, *HOST, "--lora-rank", "8", "--lora-targets", "gate", "--lr", "3e-1",
+                                      "--steps", "20", "--out", self.root / "run"))
+        self.succeed(self.run_program("export", self.root / "run", "--to", adapter, "--dtype", "fp32"))
+        loss = self.loss("--model", base, "--adapter", adapter, *data)
+        self.assertGreater(abs(loss / without - 1), 1e-4, "the adapter does too little to show anything")
+        tensors, _ = read_safetensors(adapter / "adapter_model.safetensors")
+        write_safetensors(adapter / "adapter_model.safetensors", {n.replace("mlp.gate", "block_sparse_moe.gate"): t for n, t in tensors.items()})
+        described = json.loads((adapter / "adapter_config.json").read_text())
+        self.assertEqual(described.pop("target_parameters"), ["mlp.gate.weight"])
+        (adapter / "adapter_config.json").write_text(json.dumps({**described, "target_modules": ["gate"]}))
+        self.assertEqual(self.loss("--model", base, "--adapter", adapter, *data), loss)
+
+    def test_dropout_is_of_training_alone(self):
+        """An adapter of experts' modules may have been trained with it, which is not done here."""
+        name = "qwen3_moe.modules"
+        base, adapter = self.base(name), self.adapter(name, lora_dropout=0.1)
+        data, (expected, _) = self.stream(name)
+        self.assertLess(abs(self.loss("--model", base, "--adapter", adapter, *data) / expected - 1), 1e-5)
+        train = ["train", "--model", base, "--adapter", adapter, *data, *HOST, "--steps", "1"]
+        self.refused(self.run_program(*train), 2, "lora_dropout 0.1", "--lora-dropout 0")
+        self.succeed(self.run_program(*train, "--lora-dropout", "0"))
 
     def changed(self, flags, keep=None, name="llama3", **changes):
         """Loss of an adapter of the fixture whose description is changed, with those matrices alone that `keep` asks for."""
@@ -236,7 +265,7 @@ class Peft(AdapterTest):
                 self.refused(self.run_program("eval", "--model", base, "--adapter", adapter, *data), 2, *words)
 
     def test_a_base_that_is_an_adapter(self):
-        """Of two adapters one would be left out, and one that names itself never ends."""
+        """One of two adapters would be left out, and one that names itself never ends."""
         base = self.base()
         data, _ = self.stream()
         first = self.adapter(base_model_name_or_path=str(base))
@@ -244,6 +273,11 @@ class Peft(AdapterTest):
         self.refused(self.run_program("eval", "--model", second, *data), 2, str(first), "an adapter itself", "--merged")
         self.adapter(folder=second, base_model_name_or_path=str(second))
         self.refused(self.run_program("eval", "--model", second, *data), 2, str(second), "an adapter itself")
+        run = self.root / "run"
+        self.succeed(self.run_program("train", "--model", base, *data, *HOST, "--steps", "1", "--lora-rank", "2", "--out", run))
+        self.adapter(folder=second, base_model_name_or_path=str(run))
+        self.refused(self.run_program("eval", "--model", second, *data), 2, str(second), f"its base {run} holds an adapter itself",
+                     f"tandem export {run} --merged")
 
     def test_several_adapters_in_a_folder(self):
         base, several = self.base(), self.root / "several"
@@ -273,6 +307,13 @@ class Peft(AdapterTest):
             self.refused(self.run_program(command, "--model", base, "--adapter", adapter, *more), 4, "misshapen", "lora_A")
         self.adapter(target_modules=["q_proj"])
         self.refused(self.run_program("eval", "--model", self.base(), "--adapter", adapter, *data), 4, "unexpected")
+        self.adapter(r=60, rank_pattern={}, modules_to_save=None)
+        line = self.refused(self.run_program("train", "--model", self.base(), "--adapter", adapter, "--lora-targets", "q_proj", *data,
+                                             "--steps", "1"), 2, "rank 60", "the base that the adapter was made of")
+        self.assertNotIn("--lora-rank", line)
+        self.adapter(modules_to_save=["hed"])
+        line = self.refused(self.run_program("eval", "--model", self.base(), "--adapter", adapter, *data), 2, "modules_to_save hed")
+        self.assertNotIn("--lora", line)
         for missing in ("adapter_config.json", "adapter_model.safetensors"):
             self.adapter()
             (adapter / missing).unlink()
@@ -383,14 +424,90 @@ class Runs(AdapterTest):
         self.succeed(self.run_program("export", out, "--to", self.root / "adapter"))
         (base / "model.safetensors").unlink()
         base.rename(self.root / "moved")
-        self.refused(self.run_program("eval", "--model", out, *data, *HOST), 2, str(base), "--adapter")
+        self.refused(self.run_program("eval", "--model", out, *data, *HOST), 2, str(base), f"tandem eval {out} --model DIR")
+        self.refused(self.run_program("train", "--model", out, *data, "--steps", "1"), 2, str(base), "--model DIR", f"--adapter {out}")
+
+    def test_a_base_that_has_moved(self):
+        base, out, moved = self.base(), self.root / "out", self.root / "moved"
+        data, _ = self.stream()
+        self.file("rows.json", json.dumps({"dtype": "uint16", "layout": "rows", "row_length": 9}))
+        self.file("rows.mask.bin", bytes([0] + [1] * 8) * 4)
+        rows = ["--data", self.file("rows.bin", struct.pack("<36H", *range(36)))]
+        self.succeed(self.train_ids("--model", base, *self.LORA, "--steps", "1", "--out", out))
+        loss = self.loss("--model", out, *data)
+        base.rename(moved)
+        commands = [["eval", *data, *HOST], ["sample", "--prompt-ids", "1", *HOST], ["score", *rows, *HOST],
+                    ["export", "--merged", "--to", self.root / "merged"]]
+        for command, *flags in commands:
+            self.refused(self.run_program(command, out, *flags), 2, str(base), f"tandem {command} {out} --model DIR")
+            self.succeed(self.run_program(command, out, "--model", moved, *flags))
+        self.refused(self.run_program("train", "--resume", out, "--steps", "2"), 2, str(base), "--model DIR")
+        self.assertEqual(self.loss(out, "--model", moved, *data), loss)
+        self.succeed(self.run_program("export", out, "--model", moved, "--to", self.root / "adapter"))
+        described = json.loads((self.root / "adapter" / "adapter_config.json").read_text())
+        self.assertEqual(described["base_model_name_or_path"], str(moved))
+        self.refused(self.run_program("eval", moved, "--model", base, *data), 2, f"--model {base}", "whole model")
+        self.refused(self.run_program("eval", out, "--model", self.root / "movd", *data), 2, "movd", f"perhaps {moved}")
+        adapter = self.adapter(base_model_name_or_path=None)
+        self.refused(self.run_program("eval", adapter, *data), 2, "does not name its base", f"tandem eval {adapter} --model DIR")
+        self.loss(adapter, "--model", moved, *data)
+        self.refuse_others(out, data, moved)
+        self.succeed(self.run_program("train", "--resume", out, "--model", moved, "--steps", "2"))
+        self.succeed(self.run_program("train", "--resume", out, "--steps", "3"))  # it is known by now
+        self.loss("--model", out, *data)
+
+    def refuse_others(self, out, data, base):
+        """A base of other values, or of another shape, is none."""
+        tensors, _ = read_safetensors(base / "model.safetensors")
+        name, other = "model.layers.1.mlp.up_proj.weight", self.root / "other"
+        other.mkdir()
+        (other / "config.json").write_bytes((base / "config.json").read_bytes())
+        dtype, shape, content = tensors[name]
+        write_safetensors(other / "model.safetensors", {**tensors, name: (dtype, shape, bytes([content[0] ^ 1]) + content[1:])})
+        for command in (["eval", out, *data], ["export", out, "--merged", "--to", self.root / "x"],
+                        ["export", out, "--to", self.root / "x"], ["train", "--resume", out, "--steps", "2"]):
+            self.refused(self.run_program(*command, "--model", other), 4, "block.1.mlp.up_proj.weight", "base has changed")
+            self.refused(self.run_program(*command, "--model", self.base("qwen3")), 4)
+        self.assertFalse((self.root / "x").exists())
+
+    def test_two_exports_to_one_folder(self):
+        out, to, hidden = self.root / "out", self.root / "to", self.root / ".to.tmp"
+        self.succeed(self.train("--steps", "1", "--lora-rank", "2", "--out", out))
+        hidden.mkdir()
+        (hidden / "left.safetensors").write_text("by one that was killed")
+        held = os.open(hidden, os.O_RDONLY)
+        fcntl.flock(held, fcntl.LOCK_EX)
+        self.refused(self.run_program("export", out, "--merged", "--to", to), 7, str(to), "another export is writing it")
+        self.assertFalse(to.exists())
+        os.close(held)
+        both = [subprocess.Popen([PROGRAM, "export", str(out), *flags, "--to", str(to)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+                for flags in ([], ["--merged"])]
+        self.assertEqual(sorted(process.wait() for process in both), [0, 7])
+        self.assertFalse(hidden.exists())
+        merged = both[1].returncode == 0
+        self.assertEqual((to / "adapter_config.json").exists(), not merged)
+        self.assertEqual((to / "model.safetensors").exists(), merged)
+        self.assertFalse((to / "left.safetensors").exists())
+
+    def test_a_run_that_is_not_there(self):
+        runs = self.root / "runs"
+        self.succeed(self.train("--steps", "1", "--lora-rank", "2", "--out", runs / "lora"))
+        typed = runs / "lor"
+        for command in (["export", typed, "--to", self.root / "x"], ["eval", "--model", typed, "--data", self.text],
+                        ["eval", "--model", self.base(), "--adapter", typed, "--data", self.text]):
+            self.refused(self.run_program(*command), 2, str(typed), "there is no such", f"perhaps {runs / 'lora'}")
+        hub = self.run_program("export", "runs/lor", "--to", "x", cwd=self.root)  # a name of the hub by its form
+        self.refused(hub, 2, "perhaps runs/lora", "hf download")
 
     def test_resuming_with_other_adapters_is_refused(self):
         base, out = self.base(), self.root / "out"
         self.succeed(self.train_ids("--model", base, *self.LORA, "--steps", "1", "--out", out))
         for flags, words in [(["--lora-rank", "3"], ["--lora-rank 4"]), (["--lora-alpha", "3"], ["--lora-alpha"]),
-                             (["--lora-rslora"], ["--lora-rslora"]), (["--lora-targets", "q_proj"], ["parameters"])]:
-            self.refused(self.train_ids("--resume", out, "--steps", "2", *flags), 4, *words)
+                             (["--lora-rslora"], ["--lora-rslora"]),
+                             (["--lora-targets", "q_proj"], ["--lora-targets down_proj,q_proj,v_proj", "this run has q_proj"]),
+                             (["--lora-modules-to-save", "lm_head"], ["--lora-modules-to-save none", "trains lm_head whole"])]:
+            self.refused(self.train_ids("--resume", out, "--steps", "2", *flags), 4, "leave the flag out", *words)
+        self.succeed(self.train_ids("--resume", out, "--steps", "2", "--lora-targets", " v_proj , q_proj,down_proj"))
 
     def test_going_on_from_an_adapter(self):
         base, adapter, out = self.base(), self.adapter(), self.root / "out"
@@ -414,6 +531,8 @@ class Runs(AdapterTest):
                              (["--lora-rank", "2", "--lora-targets", "attn.*"], ["attn.*", "transformer.h."]),
                              (["--lora-rank", "2", "--lora-targets", "(c_attn"], ["--lora-targets"]),
                              (["--lora-rank", "2", "--lora-targets", ""], ["--lora-targets: ''"]),
+                             (["--lora-rank", "2", "--lora-targets", "c_attn, ,c_proj"], ["--lora-targets: ", "a name is missing"]),
+                             (["--lora-rank", "2", "--lora-modules-to-save", "wte,"], ["--lora-modules-to-save", "a name is missing"]),
                              (["--lora-rank", "2", "--lora-targets", ".*c_attn", "--freeze", "wte"], ["--freeze"]),
                              (["--lora-rank", "2", "--lora-modules-to-save", "hed"], ["hed"]),
                              (["--lora-rank", "2", "--lora-dropout", "1"], ["--lora-dropout"]),

@@ -78,7 +78,9 @@ class BaseFormats(ProgramTest):
                 self.succeed(self.run_program("train", "--model", BITSANDBYTES / name, "--out", self.root / name, *work))
                 self.assertEqual(self.summary(self.root / name)["base_format"], code)
                 self.succeed(self.run_program("train", "--resume", self.root / name, "--steps", "3"))
-                self.refused(self.run_program("train", "--model", BITSANDBYTES / name, *work[:-2]), 4, "NF4")
+                refused = [self.refused(self.run_program(command, "--model", BITSANDBYTES / name, *work[:-2]), 4, "NF4")
+                           for command in ("train", "plan")]
+                self.assertEqual(*refused)
 
     def test_what_bitsandbytes_wrote_is_exported_as_its_values(self):
         ids = self.file("ids.bin", struct.pack("<400H", *(i * 7 % 23 for i in range(400))))
@@ -116,6 +118,10 @@ class BaseFormats(ProgramTest):
             "--json")).stdout)
         digests = {row["state_digest"] for row in report["policies"]}
         self.assertEqual((len(report["policies"]), len(digests)), (2, 1))
+
+
+def more_steps(run, steps):
+    return ["train", "--resume", run, "--steps", steps]
 
 
 class FrozenParts(ProgramTest):
@@ -186,13 +192,25 @@ class FrozenParts(ProgramTest):
         self.assertEqual(self.loss(self.root / "two"), self.loss(self.root / "exported"))
         self.assertLess(self.loss(self.root / "two"), self.loss(self.root / "one"))
 
+    def test_a_base_beneath_a_base_that_has_moved(self):
+        folder, one = self.begun()
+        self.succeed(self.train("two", one, "--freeze", r"layers\.[23]\.", "--base", "int8"))
+        loss = self.loss(self.root / "two")
+        folder.rename(self.root / "moved")
+        self.refused(self.run_program("eval", "--model", self.root / "two", "--data", self.text), 2, str(folder),
+                     f"tandem export {one / 'checkpoints' / 'step-00000004'} --model DIR --to NEW")
+        self.succeed(self.run_program("export", one, "--model", self.root / "moved", "--to", self.root / "new"))
+        result = self.succeed(self.run_program("eval", self.root / "two", "--model", self.root / "new", "--data", self.text, "--seq-len", "32",
+                                               "--device", "host", "--json"))
+        self.assertEqual(json.loads(result.stdout)["loss"], loss)
+
     def test_another_base_is_refused_by_name(self):
         folder, run = self.begun()
         name, file = "model.layers.1.mlp.up_proj.weight", folder / "model.safetensors"
         content = bytearray(file.read_bytes())
         (length,) = struct.unpack("<Q", content[:8])
         at = 8 + length + json.loads(content[8:8 + length])[name]["data_offsets"][0]
-        content[at + 3] ^= 1  # of the first value, the sign's neighbour
+        content[at + 3] ^= 1  # the bit beside the sign of the first value
         file.write_bytes(content)
         more = ["train", "--resume", run, "--steps", "5"]
         for command in (more, ["eval", "--model", run, "--data", self.text, "--seq-len", "32"],
@@ -207,7 +225,23 @@ class FrozenParts(ProgramTest):
         whole = self.root / "first" / "checkpoints" / "step-00000001"
         self.refused(self.train("other", folder, "--resume", whole, *self.FREEZE, "--base", "nf4"), 4, "frozen")
         folder.rename(self.root / "moved")
-        self.refused(self.run_program("eval", "--model", run, "--data", self.text), 2, str(folder), "put that back")
+        moved, flags = self.root / "moved", ["--seq-len", "32", "--device", "host"]
+        for command, *more in (["eval", "--data", self.text, *flags], ["sample", "--prompt", "a", "--max-tokens", "2", "--device", "host"],
+                               ["export", "--to", self.root / "exported", "--dtype", "fp32"]):
+            self.refused(self.run_program(command, run, *more), 2, str(folder), f"tandem {command} {run} --model DIR")
+            self.succeed(self.run_program(command, run, "--model", moved, *more))
+        self.refused(self.run_program(*more_steps(run, 6)), 2, str(folder), "--model DIR")
+        self.refused(self.train("new", run), 2, str(folder), f"tandem export {run} --model DIR --to NEW")
+        self.assertEqual(self.loss(self.root / "exported"), json.loads(self.succeed(self.run_program(
+            "eval", run, "--model", moved, "--data", self.text, *flags, "--json")).stdout)["loss"])
+        content[at + 3] ^= 1
+        (moved / "model.safetensors").write_bytes(content)
+        self.refused(self.run_program("eval", run, "--model", moved, "--data", self.text), 4, "block.1.mlp.up_proj.weight")
+        self.refused(self.run_program(*more_steps(run, 6), "--model", moved), 4, "block.1.mlp.up_proj.weight")
+        content[at + 3] ^= 1
+        (moved / "model.safetensors").write_bytes(content)
+        self.succeed(self.run_program(*more_steps(run, 6), "--model", moved))
+        self.succeed(self.run_program(*more_steps(run, 7)))  # it is known by now
 
     def test_checkpoints_that_have_hashes_of_values_alone(self):
         _, run = self.begun()

@@ -66,6 +66,17 @@ class EightBitProducts(ProgramTest):
         odd = self.succeed(self.train("odd", "--seq-len", "31"))
         self.assertRegex(odd.stdout, r"products .* bf16: a micro-batch of 31 tokens is no multiple of 16")
 
+    def test_streamed_weights_cross_the_link_in_a_byte(self):
+        said, sent = {}, {}
+        for compute in ("fp8", "bf16"):
+            said[compute] = self.succeed(self.train(compute, *WAYS["streamed"], "--compute", compute)).stdout
+            sent[compute] = self.summary(self.root / compute)["bytes"]["h2d"]
+        self.assertRegex(said["fp8"], r"products +- +- +e4m3; weights cross the link in a byte each\n")
+        self.assertNotIn("products", said["bf16"])
+        self.assertLess(sent["fp8"], 0.75 * sent["bf16"])
+        ranks = self.succeed(self.train("ranks", *WAYS["two ranks"], "--resident-layers", "0")).stdout
+        self.assertRegex(ranks, r"products .*; weights cross the link in bf16, as devices own parts of them\n")
+
     def test_profiles_say_what_it_brings(self):
         def tokens(profile, compute):
             plan = self.succeed(self.run_program("plan", "--model", "qwen2.5-7b", "--profile", PROFILES / f"{profile}.toml", "--seq-len", "1024",

@@ -110,21 +110,73 @@ class Preferences(ProgramTest):
             self.assertEqual(self.summary(out)[key], self.summary(whole)[key], key)
         self.refused(self.dpo(out, *more, "--steps", "9", "--resume", "--dpo-reference", "before"), 4, "--dpo-reference before", "is missing",
                      "--dpo-reference step")
-        # What was computed beforehand may be computed by the steps that are left.
+        # Reference values computed beforehand may be computed by the steps that are left.
         self.succeed(self.dpo(out, *more, "--steps", "10", "--resume"))
         self.succeed(self.dpo(whole, *more, "--steps", "10", "--resume", "--dpo-reference", "step"))
         self.assertEqual(self.summary(out)["state_digest"], self.summary(whole)["state_digest"])
 
-    def test_steps_compute_the_reference_of_adapters_that_begin_at_zero(self):
+    def test_steps_compute_the_reference_of_adapters_alone(self):
         run = ["--steps", "1", "--dpo-reference", "step"]
         self.refused(self.dpo(None, *run), 2, "--dpo-reference step", "the model itself is trained")
         self.refused(self.dpo(None, *run, *ADAPTERS, "--lora-modules-to-save", "ln_f"), 2, "trained whole")
-        first = self.root / "first"
-        self.succeed(self.dpo(first, *ADAPTERS, "--steps", "2"))
-        self.refused(self.dpo(None, *run, "--adapter", first), 2, "--dpo-reference step", "goes on from")
-        self.succeed(self.dpo(self.root / "second", "--adapter", first, "--lora-dropout", "0", "--steps", "2"))
-        self.assertEqual(self.summary(self.root / "second")["dpo_reference"], "before")
-        self.assertEqual(self.metrics(self.root / "second")[0]["reward_margin"], 0)
+
+    def adapter_with_ties(self):
+        """An adapter whose values lie between two weights, which round away from zero and not to even."""
+        first, exported = self.root / "first", self.root / "ties"
+        self.succeed(self.dpo(first, *ADAPTERS, "--lora-dropout", "0", "--steps", "4"))
+        self.succeed(self.run_program("export", first, "--to", exported, "--dtype", "fp32"))
+        file = exported / "adapter_model.safetensors"
+        content = bytearray(file.read_bytes())
+        (length,) = struct.unpack("<Q", content[:8])
+        for at in range(8 + length, len(content), 4):
+            content[at:at + 2] = b"\0\x80"
+        file.write_bytes(content)
+        return exported
+
+    def test_the_reference_of_an_adapter_has_the_same_bits_in_each_step(self):
+        adapter = self.adapter_with_ties()
+        seen, more = {}, ["--adapter", adapter, "--lora-dropout", "0.1", "--steps", "4"]
+        for name, flags in {
+                "before": ["--dpo-reference", "before", "--policy", "device"],
+                "streamed": ["--policy", "host", "--resident-layers", "0", "--recompute", "block"],
+                "layer": ["--policy", "static:0.5", "--accumulation-order", "layer", "--recompute", "selective", "--base", "bf16"],
+                "two devices": ["--device", "host,host", "--recompute", "block:1"]}.items():
+            out = self.root / name
+            self.succeed(self.dpo(out, *more, *flags, *([] if name == "before" else ["--dpo-reference", "step"])))
+            self.assertEqual((out / "reference.safetensors").exists(), name == "before")
+            summary = self.summary(out)
+            self.assertEqual(summary["planned_device_bytes"], summary["peak_device_bytes"], name)
+            figures = [[m[key] for key in ("loss", "grad_norm", *FIGURES)] for m in self.metrics(out)]
+            seen[name] = (figures, summary["state_digest"])
+        self.assertNotEqual(seen["before"][0][-1][2], 0)
+        for name, figures in seen.items():
+            self.assertEqual(figures, seen["before"], name)
+        rows = [{e["name"]: e["bytes"] for e in json.loads(self.succeed(self.run_program(
+            "plan", *WORK, "--data", self.data, "--adapter", adapter, "--dpo-reference", way, "--json")).stdout)["entries"]}
+            for way in ("before", "step")]
+        self.assertNotIn("reference adapters", rows[0])
+        self.assertGreater(rows[1]["reference adapters"], 0)
+
+    def test_a_run_keeps_the_adapter_of_its_reference(self):
+        adapter = self.adapter_with_ties()
+        whole, out = self.root / "whole", self.root / "out"
+        more = ["--adapter", adapter, "--steps", "6", "--checkpoint-every", "2", "--keep", "0"]
+        self.succeed(self.dpo(whole, *more, "--dpo-reference", "before"))
+        self.succeed(self.dpo(out, *more, "--dpo-reference", "step"))
+        self.assertEqual(self.summary(out)["state_digest"], self.summary(whole)["state_digest"])
+        tensors = adapter / "adapter_model.safetensors"
+        tensors.write_bytes(tensors.read_bytes()[:-4000] + b"\1" * 4000)  # other values than the run began with
+        for run in (out, whole):  # steps may compute what earlier ones had beforehand
+            again = self.root / f"{run.name}-again"
+            self.succeed(self.dpo(again, *more, "--dpo-reference", "step", "--resume", run / "checkpoints" / "step-00000002"))
+            self.assertEqual(self.summary(again)["state_digest"], self.summary(out)["state_digest"])
+            self.assertTrue((again / "reference-adapter").exists())
+        shutil.rmtree(adapter)
+        self.succeed(self.dpo(self.root / "out-again", "--steps", "7", "--resume"))
+        shutil.rmtree(out / "reference-adapter")
+        self.refused(self.dpo(out, *more, "--steps", "7", "--resume"), 4, "--dpo-reference step", "reference-adapter is missing", "put it back")
+        self.succeed(self.dpo(whole, *more, "--steps", "7", "--resume"))
+        self.assertEqual(self.summary(self.root / "out-again")["state_digest"], self.summary(whole)["state_digest"])
 
     def test_the_plan_takes_the_cheaper_way(self):
         def planned(profile, *flags):

@@ -53,7 +53,7 @@ class Texts(ProgramTest):
         return {f for line in re.findall(r"^  (?:-h,)?(--\S+)", help_text, re.M) for f in line.split(",")}
 
     def completed(self, *words):
-        """What bash offers for the last of the words."""
+        """Completions that bash offers for the last of the words."""
         script = self.text_of("bash") + f'''
 COMP_WORDS=({" ".join(f"'{w}'" for w in ("tandem", *words))})
 COMP_CWORD={len(words)}

@@ -82,11 +82,11 @@ class Report(ProgramTest):
         self.assertRegex(rows[0][1], " train --model tiny-gpt2 .*--steps 2 ")
         self.assertTrue(rows[1][1].endswith(f" train --resume {out} --steps 3"), rows[1])
         self.assertTrue(rows[2][1].endswith(f" train --resume {out} --steps 4"), rows[2])
-        (out / "summary.json").unlink()  # as while it trains
+        (out / "summary.json").unlink()  # the folder of a run that trains has none
         self.assertEqual(shown(), rows)
         other = self.root / "other"
         self.succeed(self.train("--steps", "1", "--out", other))
-        (other / "commands.jsonl").unlink()  # as of older versions
+        (other / "commands.jsonl").unlink()  # older versions wrote none
         self.succeed(self.run_program("train", "--resume", other, "--steps", "2"))
         out = other
         self.assertEqual([name for name, _ in shown()], ["command", "resumed after step 1"])
@@ -107,7 +107,7 @@ class Report(ProgramTest):
 
     @unittest.skipUnless(shutil.which("node"), "needs Node")
     def test_a_long_run_that_has_not_ended(self):
-        """Its points are means, gaps stay gaps, and a line that is just being written does not count."""
+        """Points of its plots are means, gaps stay gaps, and a line that is just being written does not count."""
         out = self.root / "run"
         lines = [{"step": n, "loss": None if n == 7 else n / 2, "grad_norm": 1.0, "lr": 1e-3, "tokens_per_second": 5.0,
                   "device_bytes": n, "bound_by": "CPU" if n % 3 else "compute"} for n in range(1, 3001)]

@@ -131,7 +131,7 @@ class Best(ProgramTest):
 
     def test_it_is_not_the_last_one(self):
         out = self.root / "run"
-        held = self.file("other.txt", "".join(chr(33 + i * 7 % 90) for i in range(300)))  # what is learnt makes it worse
+        held = self.file("other.txt", "".join(chr(33 + i * 7 % 90) for i in range(300)))  # training makes it worse
         result = self.succeed(self.train("--steps", "6", "--lr", "3e-2", *self.KEEP, "--eval-data", held, "--out", out))
         losses = {m["step"]: m["eval_loss"] for m in self.metrics(out)}
         best = min(losses, key=losses.get)

@@ -1,4 +1,4 @@
-"""What cannot be saved is refused before the first step; the plan says what checkpoints take and what is free."""
+"""Runs that cannot be saved are refused before the first step; the plan says what checkpoints take and what is free."""
 import json
 import os
 import pathlib

@@ -90,7 +90,7 @@ class OnATerminal(ProgramTest):
             return [int(re.match(r"step +(\d+)", line)[1]) for line in self.drawn(self.watch("--steps", "10", *flags))[1]
                     if line.startswith("step")]
         self.assertEqual(steps("--log-every", "4"), [4, 8, 10])
-        self.assertEqual(steps(), [10])  # of the live line the last
+        self.assertEqual(steps(), [10])  # the last state of the live line
         self.assertEqual(steps("--log-every", "0"), [])
         self.assertEqual(len(self.drawn(self.watch("--steps", "10", "--log-every", "4"))[0]), 7)
 

@@ -1,37 +1,27 @@
-// Groups of ranks that are threads of one process, but know of each other by a rendezvous and Gloo alone.
-#include <algorithm>
+#include "tests/comm/gloo/connect_by_gloo.hpp"
+
+#include <utility>
 
 #include "comm/gloo_transport.hpp"
 #include "comm/process_group.hpp"
-#include "tests/comm/group_testing.hpp"
-#include "tests/comm/processes/launch.hpp"
+#include "tests/comm/connect.hpp"
+#include "tests/comm/processes/launched_groups.hpp"
 
 namespace tandem::testing {
 
-// Ranks meet to connect, too, which takes its time on a busy machine.
+std::vector<std::unique_ptr<Group>> connect_by_gloo(std::span<Device* const> devices, double watchdog_seconds,
+                                                    const Change& change,
+                                                    const std::function<void(int port)>& listening) {
+  const auto make = [&](std::unique_ptr<Rendezvous> rendezvous, int rank) {
+    Device& device = *devices[static_cast<std::size_t>(rank)];
+    auto transport = make_gloo_transport(*rendezvous, device, watchdog_seconds);
+    return make_process_group(std::move(rendezvous), std::move(transport), device);
+  };
+  return launch_groups(static_cast<int>(devices.size()), watchdog_seconds, make, change, listening);
+}
+
 std::vector<std::unique_ptr<Group>> connect(std::span<Device* const> devices, double watchdog_seconds) {
-  const int count = static_cast<int>(devices.size());
-  std::vector<Joined> ranks = launch_all(
-      count, [&](RendezvousOptions& options) { options.limits.stall_seconds = std::max(watchdog_seconds, 2.0); });
-  std::vector<std::unique_ptr<Group>> groups(devices.size());
-  std::vector<std::thread> threads;
-  std::vector<std::exception_ptr> errors(devices.size());
-  for (std::size_t rank = 0; rank < devices.size(); ++rank) {
-    threads.emplace_back([&, rank] {
-      try {
-        if (ranks[rank].error) std::rethrow_exception(ranks[rank].error);
-        auto transport = make_gloo_transport(*ranks[rank].rendezvous, *devices[rank], watchdog_seconds);
-        groups[rank] = make_process_group(std::move(ranks[rank].rendezvous), std::move(transport), *devices[rank]);
-      } catch (...) {
-        errors[rank] = std::current_exception();
-      }
-    });
-  }
-  for (std::thread& thread : threads) thread.join();
-  for (const std::exception_ptr& error : errors) {
-    if (error) std::rethrow_exception(error);
-  }
-  return groups;
+  return connect_by_gloo(devices, watchdog_seconds);
 }
 
 }  // namespace tandem::testing

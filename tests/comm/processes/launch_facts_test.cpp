@@ -103,6 +103,13 @@ TEST(LaunchFactsOf, HalfALaunchAreRefused) {
         facts_of(with(without(plain, "MASTER_ADDR"), {{"SLURM_JOB_NODELIST", "n[1-2]"}}));
       },
       says("MASTER_ADDR=$(scontrol show hostnames"));
+  for (const char* const every : {"0.0.0.0", "::"}) {
+    EXPECT_THAT(
+        [&] {
+          facts_of(with(plain, {{"MASTER_ADDR", every}}));
+        },
+        says("that is no address by which others find rank 0; set it to an address of rank 0's machine"));
+  }
 }
 
 TEST(LaunchFactsOf, NumbersThatAreNoneAreRefused) {

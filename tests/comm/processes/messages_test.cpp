@@ -143,6 +143,22 @@ TEST_F(AssemblyOf, TakesNoCallBeforeTheStart) {
   EXPECT_THAT(ending(), HasSubstr("rank 0 at address 0 is lost"));
 }
 
+TEST_F(AssemblyOf, GivesTheValuesOfAMeetingToOneRank) {
+  enter_all();
+  sent.clear();
+  const Message call{.kind = MessageKind::call, .number = 1, .fields = {"send", "bytes"}};
+  const Message nothing{.kind = MessageKind::met, .number = 1, .fields = {"", "", ""}};
+  const Message values{.kind = MessageKind::met, .number = 1, .fields = {"bytes", "bytes", "bytes"}};
+  for (const int receiver : {2, 0}) {
+    for (int rank = 2; rank >= 0; --rank) assembly.take(rank, call, 0.0, rank == 0 ? receiver : 1);
+  }
+  EXPECT_THAT(sent, ElementsAre(std::pair(2, values), std::pair(0, nothing), std::pair(1, nothing),
+                                std::pair(0, values), std::pair(1, nothing), std::pair(2, nothing)));
+  sent.clear();
+  for (int rank = 0; rank < 3; ++rank) assembly.take(rank, call, 0.0);
+  EXPECT_THAT(sent, ElementsAre(std::pair(0, values), std::pair(1, values), std::pair(2, values)));
+}
+
 TEST_F(AssemblyOf, TellsOfAFailureAfterARankHasLeft) {
   enter_all();
   sent.clear();

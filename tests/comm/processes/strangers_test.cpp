@@ -16,6 +16,7 @@
 
 #include "comm/door.hpp"
 #include "comm/proof.hpp"
+#include "core/base/version.hpp"
 #include "tests/comm/group_testing.hpp"
 #include "tests/comm/processes/launch.hpp"
 
@@ -121,7 +122,10 @@ TEST(Strangers, DoNoHarmBeforeDuringAndAfterTheStart) {
     strangers->idle(200);
     strangers->send(4000);
     while_bytes = resident_bytes();
-    during = std::thread([&] { strangers->send(4000); });
+    during = std::thread([&] {
+      strangers->idle(200);
+      strangers->send(4000);
+    });
   });
   during.join();
   for (const Joined& each : ranks) ASSERT_EQ(message_of(each.error), "");
@@ -139,6 +143,57 @@ TEST(Strangers, DoNoHarmBeforeDuringAndAfterTheStart) {
   }
 }
 
+/// Text of the error that rank 0 gets where the other rank, which knows the secret, sends these bytes once it is
+/// welcome.
+std::string told_after(const std::string& bytes) {
+  std::thread other;
+  const std::string nonce = random_nonce();
+  const auto join_and_send = [&](int port) {
+    boost::asio::io_context context;
+    tcp::socket socket(context);
+    socket.connect({boost::asio::ip::address_v4::loopback(), static_cast<unsigned short>(port)});
+    const auto say = [&](const Message& message) { boost::asio::write(socket, boost::asio::buffer(encode(message))); };
+    const auto hear = [&](std::size_t field_bytes) {
+      std::string answer(length_bytes + 9 + 4 + field_bytes, '\0');
+      boost::asio::read(socket, boost::asio::buffer(answer));
+      return decode(answer.substr(length_bytes)).value().fields.at(0);
+    };
+    say({.kind = MessageKind::hello, .number = wire_version, .fields = {std::string(wire_magic), nonce}});
+    const Nonces nonces{hear(nonce_bytes), nonce};
+    const std::string proof = proof_of(testing::options_for(1, 2).secret, nonces, 1, 2);
+    say({.kind = MessageKind::proof, .number = 1, .fields = {"2", proof}});
+    hear(proof_bytes);
+    error_code ignored;  // rank 0 may close before all is sent
+    boost::asio::write(socket, boost::asio::buffer(bytes), ignored);
+    socket.shutdown(tcp::socket::shutdown_send, ignored);
+    std::string rest;
+    boost::asio::read(socket, boost::asio::dynamic_buffer(rest), ignored);
+  };
+  const auto ranks = testing::launch(2, {}, {}, [&](int port) { other = std::thread(join_and_send, port); });
+  std::exception_ptr error = ranks[0].error;
+  try {  // all ranks were there for a moment
+    if (!error) ranks[0].rendezvous->meet(0, "values", "");
+  } catch (...) {
+    error = std::current_exception();
+  }
+  other.join();
+  return message_of(error);
+}
+
+TEST(ARankWithTheSecret, IsNamedWhereItSendsNoMessages) {
+  const std::string facts = encode({.kind = MessageKind::facts, .fields = {"version", "0.1.0", "model", "tiny"}});
+  const std::string noise(200, '\x7F');
+  const std::size_t before = resident_bytes();
+  for (const std::string& bytes :
+       {std::string("\xFF\xFF\xFF\xFF", 4) + noise, facts + noise, facts.substr(0, facts.size() / 2), std::string(),
+        encode({.kind = MessageKind::call, .fields = {"values", ""}}), facts + facts}) {
+    EXPECT_THAT(told_after(bytes), ::testing::MatchesRegex("rank 1 at 127\\.0\\.0\\.1:[0-9]+ is lost: .*"));
+  }
+  if (!keeps_what_is_freed) {
+    EXPECT_LT(resident_bytes(), before + (std::size_t{16} << 20));
+  }
+}
+
 /// Bytes that the other side sends until it closes.
 std::string answer_of(tcp::socket& socket) {
   std::string text;
@@ -150,13 +205,19 @@ std::string answer_of(tcp::socket& socket) {
 class AtTheDoor : public ::testing::Test {
  protected:
   AtTheDoor() {
-    door_.open("secret", [this](int rank, int, const std::shared_ptr<Link>& link) {
-      ranks_.push_back(rank);
-      link->close();
-    });
+    door_.open(
+        "secret",
+        [this](int rank, int, const std::shared_ptr<Link>& link) {
+          ranks_.push_back(rank);
+          link->close();
+        },
+        [this](const std::string& line) { lines_.push_back(line); });
     thread_ = std::thread([this] { context_.run(); });
   }
-  ~AtTheDoor() override {
+  ~AtTheDoor() override { end(); }
+  /// Closes the door: what it has told is complete from then on.
+  void end() {
+    if (!thread_.joinable()) return;
     boost::asio::post(context_, [this] { door_.close(); });
     thread_.join();
   }
@@ -170,6 +231,7 @@ class AtTheDoor : public ::testing::Test {
   boost::asio::io_context own_;
   Door door_{context_, "127.0.0.1", 0};
   std::vector<int> ranks_;
+  std::vector<std::string> lines_;
   std::thread thread_;
 };
 
@@ -184,6 +246,25 @@ TEST_F(AtTheDoor, TheOldestGiveWayToNewcomers) {
   error_code error;
   sockets[1].read_some(boost::asio::buffer(&byte, 1), error);
   EXPECT_EQ(error, boost::asio::error::would_block);
+}
+
+/// Versions come as other processes say them: they must not break the line.
+TEST_F(AtTheDoor, AnotherVersionIsToldToBothOnce) {
+  for (const std::vector<std::string>& its : std::vector<std::vector<std::string>>{{"9.8.7\n"}, {}, {"9.8.7"}}) {
+    Message hello{.kind = MessageKind::hello, .number = 77, .fields = {std::string(wire_magic), random_nonce()}};
+    hello.fields.insert(hello.fields.end(), its.begin(), its.end());
+    tcp::socket socket = connected();
+    boost::asio::write(socket, boost::asio::buffer(encode(hello)));
+    socket.shutdown(tcp::socket::shutdown_send);
+    EXPECT_EQ(answer_of(socket), encode({.kind = MessageKind::refused,
+                                         .number = 1,
+                                         .fields = {std::to_string(wire_version), std::string(version)}}));
+  }
+  end();
+  ASSERT_EQ(lines_.size(), 1U);
+  EXPECT_THAT(lines_[0],
+              ::testing::HasSubstr("was refused: it is of version '9.8.7 ' with messages 77, and rank 0 of '" +
+                                   std::string(version) + "' with messages "));
 }
 
 TEST_F(AtTheDoor, AProofIsGoodForOneConnection) {

@@ -1,6 +1,6 @@
 #pragma once
-// What every device promises is tested by the same cases, compiled into the tests of each: the program is linked with a
-// file that opens its device.
+// Cases that test what every device promises, compiled into the tests of each kind: the program is linked with a file
+// that opens its device.
 #include <cstddef>
 #include <memory>
 #include <vector>
@@ -23,7 +23,7 @@ std::vector<std::unique_ptr<Device>> open_any_devices(int count, std::size_t cap
   if (!name##_owner) GTEST_SKIP() << "this machine has none";              \
   tandem::Device& name = *name##_owner
 
-/// The same for two of one kind.
+/// Opens two devices of one kind, or skips the test.
 #define TANDEM_ANY_PEERS_OR_SKIP(device, peer)                          \
   const auto device##_owners = tandem::testing::open_any_devices(2);    \
   if (device##_owners.empty()) GTEST_SKIP() << "this machine has none"; \

@@ -20,7 +20,7 @@ using ::testing::ThrowsMessage;
 
 std::byte* bytes_of(const MemoryBlock& block) { return static_cast<std::byte*>(block.data()); }
 
-/// What a device has at `from`, once everything queued on `stream` is done.
+/// Contents of a device's memory at `from`, once everything queued on `stream` is done.
 std::vector<std::byte> read(Device& device, const void* from, std::size_t bytes, StreamView stream) {
   std::vector<std::byte> values(bytes);
   device.copy(values.data(), from, bytes, CopyKind::device_to_host, stream);
@@ -33,7 +33,7 @@ void delay(Device& device, const MemoryBlock& block, StreamView stream) {
   for (int i = 0; i < 8; ++i) device.fill_zero(block.data(), block.bytes(), stream);
 }
 
-/// What it copies stays for good: streams may come to it late.
+/// Fills a block with one value. The copied pages are never freed: streams may read them late.
 void fill(Device& device, const MemoryBlock& block, std::byte value, StreamView stream) {
   static std::map<std::byte, std::vector<std::byte>> pages;
   std::vector<std::byte>& page = pages[value];

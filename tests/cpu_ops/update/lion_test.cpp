@@ -56,7 +56,7 @@ struct LionState {
   std::vector<std::uint16_t> residual;
 };
 
-/// In pieces, so that ends are at odd places.
+/// Updates in pieces, so that ends are at odd places.
 void update_in_pieces(Isa isa, const AdamPiece& piece, const AdamCoefficients& c) {
   AdamPiece head = piece;
   head.count = piece.count / 3;
@@ -68,7 +68,7 @@ bool alike(float a, float b) {
   return numerics::float_bits(a) == numerics::float_bits(b) || (std::isnan(a) && std::isnan(b));
 }
 
-/// Both formats beside the formula, on every instruction set.
+/// Compares both formats with the formula, on every instruction set.
 void expect_formula(const LionState& start, const AdamCoefficients& c) {
   for (const Isa isa : supported_isas()) {
     LionState s = start;

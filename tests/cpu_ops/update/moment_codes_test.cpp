@@ -81,8 +81,8 @@ std::vector<float> any_values(Random& random, std::size_t count, bool negative) 
   return values;
 }
 
-/// What is stored is never further than the next code: relative to the largest of the block, 2^-17 of its power of two
-/// or an eighth of the value for m; of v an eighth, or the smallest code.
+/// A stored moment is never further from its value than the next code. For m that is 2^-17 of the power of two of the
+/// block's largest, or an eighth of the value; for v an eighth of the value, or the smallest code.
 TEST(MomentCodes, AreNeighbours) {
   Random random(3);
   const std::vector<float> values = any_values(random, 300 * block, true);
@@ -112,7 +112,7 @@ TEST(MomentCodes, AreNeighbours) {
   }
 }
 
-/// Over all random bits the mean of what is stored is the moment, to half of a 2^-16 of the distance of two codes,
+/// Mean of what is stored over all random bits: it is the moment, to half of a 2^-16 of the distance of two codes,
 /// which is as fine as they are.
 TEST(MomentCodes, AreRoundedWithoutBias) {
   Random random(4);
@@ -133,7 +133,7 @@ TEST(MomentCodes, AreRoundedWithoutBias) {
   }
 }
 
-/// Under another exponent perhaps, but as the same values.
+/// Stored moments that are stored again have the same values, perhaps under another exponent.
 TEST(CodedMoments, ThatWereStoredAreStoredTheSame) {
   Random random(5);
   for (const StateArray array : {StateArray::m, StateArray::v}) {

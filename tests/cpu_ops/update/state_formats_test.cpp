@@ -15,7 +15,7 @@ AdamCoefficients coefficients(std::int64_t step) {
   return numerics::adam_coefficients(format_adamw, step, 1e-3, 0.5, true, format_seed);
 }
 
-/// What a place of random bits is a multiple of.
+/// Unit of AdamPiece::index, the place of random bits: a piece begins at a multiple of it.
 std::uint64_t index_unit(StateFormat format) {
   return format == StateFormat::byte_moments ? static_cast<std::uint64_t>(coded_record) : 1;
 }
@@ -44,7 +44,8 @@ TEST(SplitState, HoldsEveryFiniteMaster) {
   }
 }
 
-/// The same training as fp32 state, but for what is rounded: gradients that are bf16 numbers leave the same bits.
+/// Training with fp32 weights gives the bits of fp32 state, but for what is rounded: gradients that are bf16 numbers
+/// leave the same bits.
 TEST(Fp32Weights, AreTheMasterToTheBit) {
   for (const std::size_t n : {1UL, 22UL, 55UL, 64UL, 100003UL}) {
     Stored expected(StateFormat::fp32, n, 3);
@@ -118,7 +119,8 @@ TEST_P(StateFormats, EveryInstructionSetGivesTheFormulasBitsForAnyBits) {
   Random random(13);
   for (std::size_t i = 0; i < start.master.size(); ++i) {
     const auto any = [&](std::uint32_t else_bits) { return i % 50 < 40 ? else_bits : random.bits(); };
-    // Of the last, weight and residual join to a signalling NaN whose quiet form rounds up to -0.
+    // The last one is a case of its own: its weight and residual join to a signalling NaN whose quiet form rounds up to
+    // -0.
     constexpr std::uint32_t special[] = {0x7f800000, 0xff800000, 0x7f7fffff, 0x00000001, 0x7fffffff, 0x7fc0ffff};
     start.master[i] =
         numerics::bits_float(i % 50 == 49 ? special[i / 50 % 6] : any(numerics::float_bits(start.master[i])));
@@ -140,7 +142,7 @@ TEST_P(StateFormats, EveryInstructionSetGivesTheFormulasBitsForAnyBits) {
   for (const Isa isa : supported_isas()) {
     Stored actual = start;
     adamw_with(isa, actual.piece(), coefficients(7));
-    EXPECT_EQ(actual.m8, expected.m8) << name_of(isa);  // which hold no payload
+    EXPECT_EQ(actual.m8, expected.m8) << name_of(isa);  // codes hold no payload of a NaN
     EXPECT_EQ(actual.v8, expected.v8) << name_of(isa);
     for (std::size_t i = 0; i < start.master.size(); ++i) {
       ASSERT_TRUE(same(wide(actual.weight[i]), wide(expected.weight[i]))) << name_of(isa) << i;
@@ -204,7 +206,8 @@ struct Decoded {
   std::vector<float> m, v;
 };
 
-/// Where each moment was rounded to: -1 for down, 1 for up, 0 for neither, each times the probability of the other.
+/// Direction in which each moment was rounded: -1 for down, 1 for up, 0 for neither, each times the probability of the
+/// other.
 std::vector<double> rounded(const std::vector<float>& exact, const std::vector<float>& stored) {
   std::vector<double> apart(exact.size());
   for (std::size_t i = 0; i < exact.size(); ++i) {
@@ -216,7 +219,7 @@ std::vector<double> rounded(const std::vector<float>& exact, const std::vector<f
   return apart;
 }
 
-// As for bf16; and that m of an element is rounded up says little about v.
+// Moments in bytes are rounded without bias, and whether an element's m is rounded up says little about its v.
 TEST(ByteMoments, AreRoundedToANeighbourWithoutBiasAndApart) {
   constexpr std::size_t n = 200'000;
   Stored whole(StateFormat::fp32, n, 8), coded(StateFormat::byte_moments, n, 8);
@@ -237,7 +240,8 @@ TEST(ByteMoments, AreRoundedToANeighbourWithoutBiasAndApart) {
     sum_v += v[i];
     together += m[i] * v[i];
   }
-  // Of errors with a variance of at most a quarter; of products, of a sixteenth.
+  // Bounds on sums of n errors: each error has a variance of at most a quarter, each product of two of at most a
+  // sixteenth.
   const double four_standard_errors = 4.0 * 0.5 * std::sqrt(static_cast<double>(n));
   EXPECT_LT(std::abs(sum_m), four_standard_errors);
   EXPECT_LT(std::abs(sum_v), four_standard_errors);

@@ -153,12 +153,12 @@ TEST_P(Undo, LeavesBlocksAloneWhoseRecordHasNoRoom) {
 }
 
 TEST_P(Undo, LeavesBlocksAloneWhoseGradientIsNotFinite) {
-  Stored start = after_steps(GetParam(), 3);
+  Stored start = after_steps(GetParam(), 9);
   start.gradient[5 * layout_quantum + 17].bits = 0x7f80;
   start.gradient[7 * layout_quantum + 1].bits = 0x7fc0;
   Recorded recorded(start);
-  EXPECT_EQ(recorded.speculate(best_isa(), undo_coefficients(4)), undo_elements - 2 * layout_quantum);
-  recorded.settle(best_isa(), undo_coefficients(4), undo_coefficients(4), Settling::retract);
+  EXPECT_EQ(recorded.speculate(best_isa(), undo_coefficients(10)), undo_elements - 2 * layout_quantum);
+  recorded.settle(best_isa(), undo_coefficients(10), undo_coefficients(10), Settling::retract);
   EXPECT_TRUE(same_bits(recorded.state, start));
 }
 
@@ -280,27 +280,6 @@ std::string name_of_format(const ::testing::TestParamInfo<StateFormat>& tested) 
 }
 
 INSTANTIATE_TEST_SUITE_P(Formats, Undo, ::testing::ValuesIn(adamw_formats), name_of_format);
-
-/// Places of v in a byte give back every code from every other, whatever the exponents of their blocks.
-TEST(UndoOfCodes, FindsEveryOldCode) {
-  for (const std::uint32_t after : {100U, 99U, 97U, 103U, 140U}) {
-    const std::uint8_t offset = numerics::v_place_offset(100, after);
-    for (int old = 0; old < 256; ++old) {
-      for (int next = 0; next < 256; ++next) {
-        const std::uint32_t place =
-            numerics::v_place(static_cast<std::uint8_t>(old), static_cast<std::uint8_t>(next), offset);
-        ASSERT_LE(place, numerics::v_place_mask);
-        if (place == numerics::v_place_escape) continue;
-        ASSERT_EQ(numerics::old_v_code(place, static_cast<std::uint8_t>(next), offset), old) << next << ", " << after;
-      }
-    }
-  }
-  // One exponent: a fall by an octave and a rise by six fit, and so does a moment that was zero.
-  const std::uint8_t offset = numerics::v_place_offset(100, 100);
-  EXPECT_NE(numerics::v_place(108, 100, offset), numerics::v_place_escape);
-  EXPECT_NE(numerics::v_place(100, 148, offset), numerics::v_place_escape);
-  EXPECT_EQ(numerics::v_place(0, 255, offset), numerics::v_place_zero);
-}
 
 /// A hundred million elements of each format under each instruction set.
 class UndoAtLength : public ::testing::TestWithParam<StateFormat> {};

@@ -274,8 +274,8 @@ class Choices(unittest.TestCase):
 class Arithmetic(unittest.TestCase):
     def test_weights_in_products_are_those_of_the_models(self):
         import gpu
-        # Of GPT-2 XL 1,557,611,200: less positions, biases and norms. Of Llama 2 7B 6,738,415,616: less its embedding and
-        # norms.
+        # GPT-2 XL has 1,557,611,200 weights: less positions, biases and norms. Llama 2 7B has 6,738,415,616: less its
+        # embedding and norms.
         self.assertEqual(gpu.GPT2_XL.weights, 1_557_611_200 - 1024 * 1600 - (13 * 48 + 2) * 1600)
         self.assertEqual(gpu.LLAMA_7B.weights, 6_738_415_616 - 32000 * 4096 - (2 * 32 + 1) * 4096)
         self.assertEqual(gpu.GPT2_XL.flops(2), 2 * 1024 * (6 * gpu.GPT2_XL.weights + 6 * 48 * 1600 * 1024))

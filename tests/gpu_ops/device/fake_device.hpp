@@ -15,14 +15,14 @@
 namespace tandem::testing {
 
 struct FakeDeviceOptions {
-  std::size_t capacity = 0;  ///< of what may be allocated; 0: what is free, less a margin
+  std::size_t capacity = 0;  ///< bytes that may be allocated; 0: the free memory, less a margin
   int update_threads = 1;
   std::size_t pinned_piece = std::size_t{2} << 20;  ///< small, so that copies cross pieces
   int ordinal = 0;
   DeviceAllocator allocator{};
-  Notice pageable{};                      ///< as CudaDeviceOptions has it
-  Notice slower_peers{};                  ///< likewise
-  std::function<void()> before_update{};  ///< as HostFaults has it
+  Notice pageable{};                      ///< CudaDeviceOptions::pageable
+  Notice slower_peers{};                  ///< CudaDeviceOptions::slower_peers
+  std::function<void()> before_update{};  ///< HostFaults::before_update
 };
 
 inline CudaDeviceOptions cuda_options(const FakeDeviceOptions& options) {

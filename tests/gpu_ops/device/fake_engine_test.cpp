@@ -182,8 +182,8 @@ TEST_F(EngineOnCuda, FitsOnACardOfTheSizePlannedWithItsPageTables) {
   ::_exit(told ? static_cast<int>(ExitCode::device) : 0);
 }
 
-// What is recorded on a card that is lost may never pass for another card's streams: an engine that waits for them at
-// its end tells.
+// An event recorded on a lost card may never pass for another card's streams: an engine that waits for them at its end
+// tells.
 TEST_F(EngineOnCuda, ALostCardThatKeepsItsPeersWaitingEndsTheProgram) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   for (const int record : {2, 6, 12, 20}) {

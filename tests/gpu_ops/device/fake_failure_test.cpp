@@ -1,4 +1,4 @@
-// What fails reaches whoever waits: at every call of the runtime, and in work that is queued.
+// Failures reach whoever waits: at every call of the runtime, and in work that is queued.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -256,7 +256,7 @@ TEST(CudaFailure, OfAKernelThatTheDriverCannotCompileSaysWhatWould) {
 }
 
 TEST(CudaFailure, AfterWhichCudaWantsANewProcessIsALostDevice) {
-  // Those of which the runtime's header says so.
+  // Codes of which the runtime's header says so.
   for (const cudaError_t code : {cudaErrorContained, cudaErrorIllegalAddress, cudaErrorLaunchTimeout, cudaErrorAssert,
                                  cudaErrorHardwareStackError, cudaErrorIllegalInstruction, cudaErrorMisalignedAddress,
                                  cudaErrorInvalidAddressSpace, cudaErrorInvalidPc, cudaErrorLaunchFailure,
@@ -342,12 +342,13 @@ struct Refused {
   std::string said;
   std::size_t pinned;
   int registrations;
-  std::size_t pinned_later;  ///< of a block of 64 KiB
+  std::size_t pinned_later;  ///< pinned bytes of a block of 64 KiB that is allocated later
 };
 
 class CudaPinningRefused : public ::testing::TestWithParam<Refused> {};
 
-/// Of 11 MiB and 7 bytes, in pieces of 2 MiB that halve down to an eighth; the last one is left to the driver.
+/// A block of 11 MiB and 7 bytes is pinned in pieces of 2 MiB that halve down to an eighth; the last one is left to the
+/// driver.
 TEST_P(CudaPinningRefused, LeavesTheRestOfABlockPageableWhereThatIsAsked) {
   const Refused& expected = GetParam();
   fake_cuda::install({.pinnable = expected.pinnable});

@@ -1,4 +1,4 @@
-// What the file of a library says of it, whole, cut and damaged.
+// Numbers that a library's file exports, read from the file: whole, cut and damaged.
 #include <gtest/gtest.h>
 #include <unistd.h>
 

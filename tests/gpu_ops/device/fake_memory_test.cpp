@@ -43,7 +43,7 @@ TEST_F(GuardedMemory, IsReachedByStreamsAlone) {
   EXPECT_DEATH(std::memcpy(back.data(), block.data(), 1024), "") << "a host that reads it";
 }
 
-// What lies between a structure's members may look like an address of the host, unless it can be cleared.
+// Padding between the members of a structure may look like an address of the host, unless it can be cleared.
 #if __has_builtin(__builtin_clear_padding)
 constexpr bool sees_structures = true;
 #else

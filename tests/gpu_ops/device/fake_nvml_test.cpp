@@ -1,4 +1,4 @@
-// What the driver's management library adds: who holds memory, and how much context and libraries take.
+// Facts that the driver's management library adds: who holds memory, and how much context and libraries take.
 #include <dlfcn.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -137,7 +137,7 @@ TEST_F(FakeNvml, LeavesOutWhatOthersTakeOrGiveBackMeanwhile) {
   }
 }
 
-/// Of a card that no other test opens, since what is assumed holds for a process too.
+/// Reserved bytes of a card that no other test opens, since an assumption about a card holds for the whole process.
 std::size_t reserved_of_card(int ordinal) {
   const fake_cuda::Card card{.memory = 2_GiB, .taken = 700_MiB};
   fake_cuda::install({.cards = std::vector<fake_cuda::Card>(static_cast<std::size_t>(ordinal) + 1, card)});

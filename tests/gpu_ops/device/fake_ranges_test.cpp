@@ -1,4 +1,4 @@
-// What a profiler sees of a run is what the trace records of it.
+// Ranges that a profiler sees of a run are the spans that its trace records.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <unistd.h>

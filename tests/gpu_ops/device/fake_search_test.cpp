@@ -1,4 +1,4 @@
-// Where libraries that are not part of the program are looked for.
+// Folders in which libraries that are not part of the program are looked for.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
@@ -33,7 +33,7 @@ class SearchFolders : public ::testing::Test {
     fs::create_directories(root_ / name / "bin");
     return libraries.string();
   }
-  /// Those below root_: what this machine has in /usr is none of the test's concern.
+  /// Folders found below root_: the contents of this machine's /usr are none of the test's concern.
   std::vector<std::string> found() const {
     std::vector<std::string> folders = search_folders();
     std::erase_if(folders, [&](const std::string& folder) { return !folder.starts_with(root_.string()); });

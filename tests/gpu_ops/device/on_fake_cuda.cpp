@@ -21,7 +21,7 @@ namespace {
 
 class ToyFakeDevice final : public ToyDevice {
  public:
-  /// On the machine that is installed.
+  /// Opens a device of the machine that is installed.
   ToyFakeDevice(const HostDeviceOptions& options, int ordinal) : device_(open(options, ordinal)) {
     // Kept alive by the hook: work queued last may still be running when the trainer goes.
     if (options.faults) {

@@ -62,7 +62,7 @@ class OnAFakeGpu(unittest.TestCase):
     def test_all_that_a_run_does_touches_device_memory_by_streams_and_changes_no_bit(self):
         qwen3 = {**MODEL, "model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "head_dim": 16,
                  "tie_word_embeddings": True}
-        # What decides about the bits, and how it is done.
+        # Flags that decide about the bits, and flags of how they are computed.
         ways = {"grown": (["--grad-accum", 2],
                           ["--state", "split", "--eval-data", self.work / "held-out.txt", "--eval-every", 2, "--recompute",
                            "selective"]),
@@ -143,7 +143,7 @@ class OnAFakeGpu(unittest.TestCase):
             errors = [line for line in lost.stderr.splitlines() if line.startswith("tandem: error:")]
             self.assertEqual(len(errors), 1, lost.stderr)
             self.assertRegex(errors[0], "launch|device lost")
-            self.assertNotRegex(errors[0], "rank [01]")  # what has failed, and not word of it
+            self.assertNotRegex(errors[0], "rank [01]")  # the failure itself, and not word of it from another rank
             if checkpoint.exists():
                 break
         resumed = self.train(out, *two, "--resume", fake="cards 2")

@@ -46,7 +46,7 @@ cases={cases}
 case $* in *"filter=*$EMPTY."*) cases=NoSuchTest.* ;; esac
 exec "{suite}" "$@" "--gtest_filter=$cases"
 """
-# What a suite says of which a test fails, and that does not end by itself.
+# A suite of which a test fails, and which does not end by itself.
 BROKEN_SUITE = """#!/bin/bash
 echo "[ RUN      ] Ops.Right"; echo "[       OK ] Ops.Right (3 ms)"
 echo "[ RUN      ] Ops.Wrong/0"; echo "[  FAILED  ] Ops.Wrong/0, where GetParam() = 4-byte object <00-00 00-00> (2 ms)"
@@ -242,7 +242,7 @@ class RunGpuChecks(unittest.TestCase):
         self.assertEqual((done.returncode, report["skipped"]), (0, {}), done.stderr)
 
     def test_what_others_take_meanwhile_does_not_count(self):
-        # Of a ceiling of 2,048 MiB; 500 are in use before.
+        # The ceiling is 2,048 MiB; 500 are in use before.
         for most, own, taken in ((9000, 1900, 1964), (9000, 1990, 2054), (2400, 1890, 1900), (600, 1890, 1890),
                                  (600, 2049, 2049)):
             (self.work / "seen").unlink(missing_ok=True)

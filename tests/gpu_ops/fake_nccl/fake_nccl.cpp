@@ -26,7 +26,7 @@ using tandem::nccl::UniqueId;
 
 namespace {
 
-constexpr std::size_t device_bytes = std::size_t{1} << 20;  // what a communicator takes
+constexpr std::size_t device_bytes = std::size_t{1} << 20;  // device memory of a communicator
 constexpr int own_version = 22703;
 
 }  // namespace
@@ -39,7 +39,7 @@ struct ncclComm {
   const std::shared_ptr<Shared> shared;
   const std::shared_ptr<fake::Delays> delays;
   std::atomic<int> callers{0};
-  std::thread job;  ///< what goes on while the state is "in progress"
+  std::thread job;  ///< thread of the work that goes on while the state is "in progress"
   void* memory = nullptr;
 };
 

@@ -26,9 +26,9 @@ enum Code : int {
 
 /// Settings of the fake.
 struct Behaviour {
-  int longest_delay_us = 0;       ///< of a group, drawn from the fake machine's seed
+  int longest_delay_us = 0;       ///< longest delay of a group, drawn from the fake machine's seed
   bool tells_lost_ranks = false;  ///< a rank that is gone is an asynchronous error; else others wait for ever for it
-  bool breaks_bytes = false;      ///< what arrives is not what was sent
+  bool breaks_bytes = false;      ///< received bytes differ from those that were sent
 };
 
 /// The functions by which tests steer the fake, in the process that has loaded it from `file`. `FakeNccl::fail`: from

@@ -38,17 +38,18 @@ struct Machine {
   bool peers = true;                                               ///< cards can have access to each other's memory
   bool breaks_straight_copies = false;       ///< copies between cards that have access to each other arrive changed
   bool breaks_copies_between_cards = false;  ///< the others do too
-  bool lost_marks_stay = false;  ///< what is recorded on a card that is lost never passes for another card's stream
-  int longest_delay_us = 0;      ///< of a piece of work, drawn from the seed; one stream in four lags ten times as long
+  bool lost_marks_stay = false;              ///< events recorded on a lost card never pass for another card's stream
+  int longest_delay_us = 0;  ///< delay of a piece of work at most, drawn from the seed; one stream in four lags ten
+                             ///< times as long
 };
 
 /// Every device memory, stream, event, registration and failure is forgotten: call it while none is in use.
 void install(Machine machine);
 
-/// From now on the `position`-th call (0: the next) of the runtime fails once with `code`; a code after which
-/// CUDA devices are lost loses the current one.
+/// Makes the `position`-th call (0: the next) of the runtime from now on fail once with `code`; a code after which CUDA
+/// devices are lost loses the current one.
 void fail_call(std::int64_t position, cudaError_t code);
-/// The same, counting calls of this function only ("cudaMalloc"; "launch" for kernels).
+/// Fails the `position`-th call of one function of the runtime ("cudaMalloc"; "launch" for kernels) with `code`.
 void fail_call(std::string_view function, std::int64_t position, cudaError_t code);
 /// Calls since the last install or fail_call.
 std::int64_t calls();
@@ -57,10 +58,10 @@ std::int64_t calls();
 /// an exception loses the device. Null: none.
 void set_before_work(std::function<void(std::string_view stream, std::string_view work)> hook);
 
-/// By name, what streams have had since install: 0 the usual, below it what goes first. The last of each name.
+/// Priorities of streams since install, by name, the last of each name: 0 the usual, below it what goes first.
 std::map<std::string, int> priorities();
 
-/// What is alive.
+/// Numbers of objects that are alive.
 struct Census {
   int streams = 0;
   int events = 0;
@@ -79,7 +80,8 @@ std::vector<std::pair<int, int>> peers();
 int current_context();
 /// Uses that CUDA leaves undefined, as they were seen: memory freed under queued work, and the like.
 std::vector<std::string> complaints();
-/// For programs: says them on standard error, a line each, and whether there are any. Their exit code then.
+/// Says the complaints on standard error, a line each, for programs. Returns whether there are any; their exit code
+/// then.
 bool tell_complaints();
 constexpr int undefined_use = 99;
 /// Copies between host and device since install, and the bytes of those whose host side is pageable.

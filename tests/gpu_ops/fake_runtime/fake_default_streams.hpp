@@ -10,7 +10,7 @@ CUstream_st* stream_of(CUstream_st* handle);
 /// Queues work behind all that default streams have it wait for: on the legacy stream behind what blocking streams have
 /// by then, on a blocking stream behind what the legacy stream has. Non-blocking streams wait for neither.
 void issue(CUstream_st* stream, Work work);
-/// From creation to destruction, of a stream that is not non-blocking.
+/// Lists a stream that is not non-blocking, from its creation to its destruction.
 void add_blocking(CUstream_st* stream);
 void remove_blocking(CUstream_st* stream);
 /// Ends the legacy streams, at the end of what they have.

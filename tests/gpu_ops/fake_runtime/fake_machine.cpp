@@ -477,7 +477,7 @@ void CUstream_st::run(Work& work, const std::string& name) {
       work.run();
       return;
     } catch (const std::exception& error) {
-      // What a kernel throws under emulation is a fault that a GPU would answer by ending the context.
+      // An exception of an emulated kernel is a fault that a GPU would answer by ending the context.
       if (work.kind == "kernel") state.complain(error.what());
       state.lose(device_, cudaErrorLaunchFailure);
     }

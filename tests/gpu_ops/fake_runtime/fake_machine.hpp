@@ -1,5 +1,5 @@
 #pragma once
-// What the fake runtime is made of. Internal to it.
+// Parts of the fake runtime. Internal to it.
 #include <atomic>
 #include <condition_variable>
 #include <deque>
@@ -24,7 +24,7 @@ namespace tandem::fake_cuda {
 class Mark {
  public:
   void pass();
-  /// Its card is lost: calls are told so, and no stream of another card goes on.
+  /// Keeps the mark from passing, as its card is lost: calls are told so, and no stream of another card goes on.
   void stay(int device);
   void wait();
   void wait_in_stream(int device);
@@ -46,11 +46,11 @@ struct Work {
 /// One range of memory that has been given out or registered.
 struct Range {
   std::size_t bytes = 0;
-  int device = 0;  ///< of memory that has been given out
+  int device = 0;  ///< ordinal of the card, for memory that has been given out
 };
 using Ranges = std::map<std::uintptr_t, Range>;
 
-/// What calls and streams share. Locks are held for look-ups only.
+/// State that calls and streams share. Locks are held for look-ups only.
 class State {
  public:
   static State& get();
@@ -75,11 +75,11 @@ class State {
   void make_context(int device);
   bool has_context(int device) const;
   std::vector<int> contexts() const;
-  /// What every call does that needs a context: makes one current where none is.
+  /// Beginning of every call that needs a context: makes one current where none is.
   void enter_context();
 
   cudaError_t allocate(int device, std::size_t bytes, void** data);
-  /// What a launch needs: the card's code, there from the first on.
+  /// Loads the card's code, which every launch needs; it stays from the first call on.
   cudaError_t load_code(int device);
   bool free(void* data);
   /// Around work that touches device memory.
@@ -134,7 +134,7 @@ class State {
   cudaError_t armed_code_ = cudaSuccess;
   std::shared_ptr<const std::function<void(std::string_view, std::string_view)>> hook_;
   std::uint64_t stream_seeds_ = 0;
-  std::map<std::string, int> priorities_;  ///< of streams, by name
+  std::map<std::string, int> priorities_;  ///< priorities of streams, by name
   std::size_t largest_registration_ = 0;
   CopyCount copies_;
   std::atomic<std::int64_t> calls_{0};
@@ -142,7 +142,7 @@ class State {
 
 bool loses_device(cudaError_t code);
 
-/// What CUDA keeps for a thread.
+/// Facts that CUDA keeps for a thread.
 struct ThreadState {
   int chosen = 0;             ///< the device that the runtime takes where no context is current
   std::vector<int> contexts;  ///< the driver's stack of them, by device

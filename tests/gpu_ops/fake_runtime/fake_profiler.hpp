@@ -13,9 +13,9 @@ struct SeenRange {
   bool ended = false;
 };
 
-/// From now on a profiler is attached or is not; what was seen is forgotten.
+/// Attaches a profiler from now on, or detaches it; what was seen is forgotten.
 void attach(bool attached);
-/// In the order in which they began.
+/// Ranges in the order in which they began.
 std::vector<SeenRange> seen();
 /// Domains created and not destroyed.
 int domains();

@@ -50,7 +50,7 @@ cudaError_t call(const char* function, Body body) {
   return end(failure == cudaSuccess ? body(State::get()) : failure);
 }
 
-/// The same for calls that act on the current context.
+/// Runs the body of a call that acts on the current context, unless the call is to fail.
 template <class Body>
 cudaError_t call_in_context(const char* function, Body body) {
   return call(function, [&](State& state) {
@@ -59,7 +59,7 @@ cudaError_t call_in_context(const char* function, Body body) {
   });
 }
 
-/// The same for calls that give something back: it is gone even where the call fails.
+/// Runs the body of a call that gives something back: it is gone even where the call fails.
 template <class Body>
 cudaError_t give_back(const char* function, Body body) {
   State::get().enter_context();
@@ -274,7 +274,8 @@ int pop_current(CUctx_st** context) {
 cudaError_t cudaGetDriverEntryPointByVersion(const char* name, void** function, unsigned int version,
                                              unsigned long long, cudaDriverEntryPointQueryResult* status) {
   return call("cudaGetDriverEntryPointByVersion", [&](State&) {
-    // As a driver does that is of an older minor version than the toolkit of this build, and runs it all the same.
+    // A driver of an older minor version than the toolkit of this build runs it all the same, and refuses newer
+    // functions.
     if (version >= CUDART_VERSION) return cudaErrorInvalidValue;
     const std::map<std::string_view, void*> functions = {
         {"cuDeviceGet", reinterpret_cast<void*>(device_get)},

@@ -86,7 +86,7 @@ inline const std::vector<std::size_t>& offsets(DType dtype) {
 
 // -- tolerances ----------------------------------------------------------------------------------------------------
 
-/// What a result may differ by from the reference's, relative to the largest of the latter.
+/// Largest difference between a result and the reference, relative to the reference's largest element.
 struct Tolerance {
   DType compute;      ///< type of the activations
   DType result;       ///< type of the result

@@ -14,7 +14,7 @@ import sys
 from collections import namedtuple
 from pathlib import Path
 
-REGISTERS = 65536  # of a multiprocessor
+REGISTERS = 65536  # registers of a multiprocessor
 THREADS = 2048
 BLOCKS = 32
 SHARED = {"sm_80": 164 * 1024, "sm_90": 228 * 1024}

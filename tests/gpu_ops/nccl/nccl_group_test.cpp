@@ -86,7 +86,7 @@ Outcome gather_twice(std::uint64_t seed) {
 
 TEST_F(NcclGroup, AnyCallThatFailsOnceIsToldOrDoesNoHarm) {
   int told = 0;
-  constexpr std::int64_t calls = 60;  // those of the start and of the first gathers
+  constexpr std::int64_t calls = 60;  // calls of the start and of the first gathers
   for (std::int64_t position = 0; position < calls; ++position) {
     fake_nccl().fail(nullptr, position, fake_nccl::system_error);
     const Outcome outcome = gather_twice(static_cast<std::uint64_t>(position));

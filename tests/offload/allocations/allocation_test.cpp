@@ -166,7 +166,7 @@ std::vector<Shape> shapes_of_groups() {
 
 class AllocationsOfRanks : public ::testing::TestWithParam<Shape> {};
 
-// Of any rank, its engine's and its group's.
+// Allocations of all ranks, of their engines and of the group.
 TEST_P(AllocationsOfRanks, AreNoneInASteadyStep) {
   IdleGroup group(GetParam());
   EXPECT_TRUE(becomes_steady([&] { group.step(); }));

@@ -38,7 +38,7 @@ void PrintTo(const Change& c, std::ostream* out) {
   *out << c.from << " to " << c.to << ", " << c.resident << " resident, subgroups of " << c.subgroup_size;
 }
 
-/// Another for a rank's engine.
+/// Makes another plan for a rank's engine.
 Plan another_plan(ToyTrainer& t, const ToyOptions& o, const Change& change, Rank rank) {
   OffloadOptions options = o.offload;
   options.policy = parse_policy(change.to);

@@ -21,7 +21,7 @@ using testing::ToyTrainer;
 
 constexpr int rank_shards = 8;
 
-/// What the bits depend on: micro-batches of all ranks.
+/// Draws the options that the bits depend on: micro-batches of all ranks.
 ToyOptions drawn_work(Draw& draw, int ranks) {
   ToyOptions o = toy("device");
   o.steps = 2;
@@ -34,7 +34,7 @@ ToyOptions drawn_work(Draw& draw, int ranks) {
   return o;
 }
 
-/// What they do not depend on.
+/// Draws the options that the bits do not depend on.
 void draw_plan(Draw& draw, ToyOptions& o, int ranks) {
   constexpr std::array policies{"host",   "static:0.3", "interleave:2", "interleave:3", "interleave:2,resident=0.4",
                                 "stream", "device"};

@@ -119,7 +119,7 @@ class Told {
   std::atomic<int> told_ = 0;
 };
 
-/// Who tells of the victim's failure: its engine, or whoever drives it, at the end.
+/// Source of the word of the victim's failure: its engine, or the caller that drives it, at the end.
 enum class By : std::uint8_t { engine, caller };
 
 /// `fails` on the victim, steps on all others. Returns what each has thrown, in well less than the watchdog's time.

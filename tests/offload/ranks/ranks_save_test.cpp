@@ -128,7 +128,8 @@ class FullDisk {
   rlimit before_{};
 };
 
-/// What a save of every rank throws; after it training goes on, and the next save is as if there had been none.
+/// Runs a save that fails on every rank; after it training goes on, and the next save is as if the failed one had not
+/// been.
 void expect_refusal(const std::filesystem::path& folder, const std::function<void(OffloadEngine&, int rank)>& save) {
   const ToyOptions o = options("interleave:2");
   std::string expected;
@@ -283,7 +284,7 @@ TEST_F(SavingRanks, BesideTheirStepsWritesTheBytesOfASaveThatStandsStill) {
   }
 }
 
-// What nobody reads holds nobody up.
+// A scope that nobody reads to its end holds nobody up.
 TEST_F(SavingRanks, AScopeThatAllLetGoHalfReadIsForgotten) {
   const ToyOptions o = options("host");
   const std::string digest = testing::train_toy(o).digest;

@@ -31,7 +31,7 @@ Values all_values(ToyTrainer& t) {
   return all;
 }
 
-/// In pieces whose bounds are nobody's.
+/// Writes in pieces whose bounds are nobody's.
 void write_all(ToyTrainer& t, const Values& all, std::int64_t step) {
   constexpr std::int64_t piece = 1237;
   for (const Parameter* p : t.layout().owned_parameters()) {
@@ -123,7 +123,7 @@ TEST_P(StateOfRanks, TakesMomentsOfWhatIsTrainedAlone) {
 TEST_P(StateOfRanks, IsInitializedInPieces) {
   ToyOptions o = toy(GetParam());
   o.layers = 1;
-  o.width = (std::int64_t{1} << 20) + 70'001;  // of which there is more than one piece
+  o.width = (std::int64_t{1} << 20) + 70'001;  // as long as more than one piece
   o.micro_batches = 2;
   const auto initialize = [](ToyTrainer& t) {
     t.engine().initialize([](const Parameter& p, std::int64_t first, std::span<float> values) {
@@ -144,7 +144,7 @@ TEST_P(StateOfRanks, IsInitializedInPieces) {
   });
 }
 
-/// Where a step is dropped: so many layers into its forward, or into its backward.
+/// Point at which a step is dropped: so many layers into its forward, or into its backward.
 struct Point {
   int forward = 0;
   int backward = 0;

@@ -15,7 +15,7 @@ using testing::ToyTrainer;
 using testing::train_toy;
 using testing::train_toy_group;
 
-/// Of one rank, everything on its device.
+/// Result of one rank, with everything on its device.
 const ToyResult& reference(int micro_batches, bool frozen_ends = false) {
   ToyOptions o = toy("device");
   o.micro_batches = micro_batches;

@@ -7,24 +7,28 @@
 #include <thread>
 #include <vector>
 
-#include "comm/local_group.hpp"
+#include "tests/comm/connect.hpp"
 #include "tests/offload/toy_trainer.hpp"
 
 namespace tandem::testing {
 
-/// What each rank threw; null where it came to its end.
+/// Exception of each rank; null where it came to its end.
 using Failures = std::vector<std::exception_ptr>;
+
+/// Makes the group of devices, as `connect` does.
+using Connect = std::function<std::vector<std::unique_ptr<Group>>(std::span<Device* const>, double watchdog_seconds)>;
 
 /// Runs `body(trainer, rank)` in a thread for each of so many ranks. `options` gives each what it is made of.
 inline Failures run_toy_group(int ranks, const std::function<ToyOptions(int rank)>& options,
-                              const std::function<void(ToyTrainer&, int rank)>& body) {
+                              const std::function<void(ToyTrainer&, int rank)>& body,
+                              const Connect& connected = connect) {
   std::vector<HostDeviceOptions> of_devices;
   for (int rank = 0; rank < ranks; ++rank) of_devices.push_back(options(rank).device);
   std::vector<std::shared_ptr<ToyDevice>> devices;  // outlive the group
   for (auto& device : make_toy_devices(of_devices)) devices.push_back(std::move(device));
   std::vector<Device*> pointers;
   for (const auto& device : devices) pointers.push_back(&device->device());
-  std::vector<std::unique_ptr<Group>> group = make_local_group(pointers, options(0).offload.watchdog_seconds);
+  std::vector<std::unique_ptr<Group>> group = connected(pointers, options(0).offload.watchdog_seconds);
   // A device is read by its peers until all have stopped.
   std::vector<std::unique_ptr<ToyTrainer>> trainers(devices.size());
   Failures failures(devices.size());
@@ -58,7 +62,7 @@ inline ToyOptions share_of(ToyOptions o, int ranks) {
   return o;
 }
 
-/// The same with so large a share of what of the state is on the host of each rank in files instead.
+/// Options `o` with `share` of the state on each rank's host in a file instead.
 inline ToyOptions with_state_in_files(ToyOptions o, int ranks, double share) {
   ToyOptions of_rank = o;
   of_rank.micro_batches = std::max(1, o.micro_batches / ranks);
@@ -76,7 +80,7 @@ inline void with_toy_group(const ToyOptions& o, int ranks, const std::function<v
       ranks, [of_rank = share_of(o, ranks)](int) { return of_rank; }, body));
 }
 
-/// As one rank would train all micro-batches of `o`, in their order.
+/// Trains with `ranks` ranks, all micro-batches of `o` in their order; returns each rank's result.
 inline std::vector<ToyResult> train_toy_group(const ToyOptions& o, int ranks) {
   std::vector<ToyResult> results(static_cast<std::size_t>(ranks));
   with_toy_group(o, ranks, [&](ToyTrainer& t, int rank) { results[static_cast<std::size_t>(rank)] = t.run(); });

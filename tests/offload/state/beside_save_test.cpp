@@ -103,7 +103,7 @@ class SavingBeside : public ::testing::TestWithParam<Way> {
     if (GetParam().subgroup_size > 0) o.offload.subgroup_size = GetParam().subgroup_size;
     o.frozen_ends = true;
     o.steps = 6;
-    // What updates write arrives late: a save that did not wait for it would read what was there before.
+    // Writes of updates arrive late: a save that did not wait for them would read the old values.
     o.device.faults = std::make_shared<HostFaults>();
     o.device.faults->before_task = [tasks = std::make_shared<std::atomic<int>>(0)](std::string_view stream,
                                                                                    std::string_view) {

@@ -74,7 +74,7 @@ TEST(SaveScope, ForwardAndBackwardGoOnAndEachUpdateWaitsForItsOwnState) {
   const std::uint64_t first_step = updated(t);
   std::optional<SaveScope> scope(t.engine().begin_save());
   std::vector<std::vector<float>> before;
-  ToyTrainer still(on_host());  // the same state in an engine that stands still
+  ToyTrainer still(on_host());  // engine with the same state, which stands still
   ToyResult ignored;
   still.step(0, ignored);
   for_saved(t.layout(), [&](const Parameter& p, StateArray array) {
@@ -187,7 +187,7 @@ TEST(SaveScope, HearsOfAFailureElsewhere) {
   *armed = true;
   EXPECT_THROW(
       {
-        SaveScope scope = t.engine().begin_save();  // which may be the first to hear of it
+        SaveScope scope = t.engine().begin_save();  // this call may be the first to hear of the failure
         read_all(scope, t.layout());
         t.step(2, result);
         t.engine().wait();

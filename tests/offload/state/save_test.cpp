@@ -75,7 +75,7 @@ TEST(Digest, OfArraysOfSeveralBlocksIsThatOfTheirValues) {
     for (const StateFormat state : state_formats) {
       ToyOptions o = toy(policy);
       o.layers = 1;
-      o.width = state_digest_block + 70'001;  // which is no multiple of a piece either
+      o.width = state_digest_block + 70'001;  // no multiple of a piece either
       o.offload.state = state;
       o.device.update_threads = 3;
       ToyTrainer trainer(o);

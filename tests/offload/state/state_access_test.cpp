@@ -14,7 +14,7 @@
 namespace tandem {
 namespace {
 
-// Of pieces that the engine asks for, three and an odd rest.
+// Elements of the largest parameter: three of the pieces that the engine asks for, and an odd rest.
 constexpr std::int64_t most_elements = 3 * (std::int64_t{1} << 20) + 100003;
 
 struct Counted {
@@ -59,7 +59,7 @@ TEST(StateOnTheDevice, IsWrittenByFewCopiesToTheSameBits) {
   }
 }
 
-/// What a byte holds exactly, also beside others: m may be negative.
+/// Fills an array with numbers that a byte holds exactly, also beside others: m may be negative.
 void fill_codes(StateArray array, std::span<float> values) {
   constexpr float numbers[] = {1.0F, 0.875F, 0.0F, 0.25F, 0.01171875F, 1.875F, 0x1p-12F};
   for (std::size_t i = 0; i < values.size(); ++i) {

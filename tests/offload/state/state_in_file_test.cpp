@@ -30,7 +30,7 @@ using testing::ToyTrainer;
 using testing::train_toy;
 using testing::with_state_in_file;
 
-/// With enough state that buffers for some of it are little beside it.
+/// Options with enough state that buffers for some of it are little beside it.
 ToyOptions wide(const char* policy) {
   ToyOptions o = toy(policy);
   o.width = 30'000;
@@ -96,7 +96,7 @@ TEST_P(InAFile, StateIsLeftAloneByASkippedStep) {
   EXPECT_EQ(result.counters.bytes_to_file, 2 * result.plan.file_bytes_of_step());
 }
 
-/// As a save reads it, beside later steps.
+/// Reading by a save, beside later steps.
 TEST_P(InAFile, StateIsReadAsItWasWhenASaveBegan) {
   ToyOptions o = wide(GetParam());
   const auto read_all = [](ToyTrainer& t, OffloadEngine::SaveScope& scope, std::vector<float>& values) {
@@ -149,7 +149,7 @@ TEST(StateInAFile, IsWrittenAndReadInPartsOfAnyLength) {
                          std::span(written).subspan(static_cast<std::size_t>(at), static_cast<std::size_t>(part)));
       }
       t.engine().read(w, array, read);
-      if (is_lion(state) && array == StateArray::v) std::ranges::fill(written, 0.0F);  // which it has not
+      if (is_lion(state) && array == StateArray::v) std::ranges::fill(written, 0.0F);  // Lion has no v
       EXPECT_EQ(read, written);
     }
   }
@@ -175,7 +175,7 @@ TEST(StateInAFile, NeedsAFolder) {
   EXPECT_THROW(OffloadEngine(device->device(), layout, o.offload, plan), MisuseError);
 }
 
-/// Of all files that the process writes, while it lives.
+/// Limit on the size of all files that the process writes, while the object lives.
 class FileSizeLimit {
  public:
   explicit FileSizeLimit(rlim_t bytes) {

@@ -22,7 +22,7 @@ using testing::ToyOptions;
 using testing::ToyResult;
 using testing::ToyTrainer;
 
-constexpr WeightCode codes[] = {WeightCode::int8, WeightCode::nf4, WeightCode::nf4_double, WeightCode::fp8};
+constexpr WeightCode coded_formats[] = {WeightCode::int8, WeightCode::nf4, WeightCode::nf4_double, WeightCode::fp8};
 
 std::string name_of_code(WeightCode code) {
   static const char* const names[] = {"none", "int8", "nf4", "nf4_double", "fp8"};
@@ -156,7 +156,7 @@ TEST_P(CodedWeightsUnder, TheDigestHasTheHashesOfTheirCodes) {
 
 INSTANTIATE_TEST_SUITE_P(Policies, CodedWeightsUnder,
                          ::testing::Combine(::testing::Values("device", "host", "stream", "interleave:2"),
-                                            ::testing::ValuesIn(codes)),
+                                            ::testing::ValuesIn(coded_formats)),
                          [](const auto& of) {
                            std::string policy = std::get<0>(of.param);
                            std::ranges::replace(policy, ':', '_');
@@ -167,7 +167,7 @@ TEST(CodedWeights, CrossTheLinkAsCodes) {
   ToyOptions plain = toy("host");
   plain.offload.resident_layers = 0;
   const ParameterLayout without = testing::toy_layout(plain);
-  for (const WeightCode code : codes) {
+  for (const WeightCode code : coded_formats) {
     ToyOptions o = plain;
     o.code = code;
     const ParameterLayout layout = testing::toy_layout(o);
@@ -250,7 +250,7 @@ TEST(CodedWeights, TheirValuesAreNeitherReadNorWritten) {
 }
 
 TEST(CodedWeights, StayThemselvesUnderAnotherPlan) {
-  for (const WeightCode code : codes) {
+  for (const WeightCode code : coded_formats) {
     ToyOptions o = coded("host", code);
     o.offload.spare_device_memory = o.offload.spare_host_memory = std::size_t{8} << 20;
     o.offload.resident_layers = 0;

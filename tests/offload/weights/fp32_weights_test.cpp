@@ -123,7 +123,7 @@ numerics::AdamElement updated(StateFormat state, const numerics::AdamElement& e,
   return {next.master, next.m, 0.0F};
 }
 
-/// Beside the formula by hand: gradients of several micro-batches are added as fp32, and nothing is rounded.
+/// Compares with the formula by hand: gradients of several micro-batches are added as fp32, and nothing is rounded.
 void expect_formula_without_rounding(const char* policy, StateFormat state) {
   for (const int micro_batches : {1, 2}) {
     ToyOptions o = with_fp32_vectors(policy, state, micro_batches);

@@ -1,4 +1,4 @@
-// What the main of the suites for a GPU does before their tests, seen on the fake.
+// First use of the device by the main of the suites for a GPU, before their tests; seen on the fake.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

@@ -42,7 +42,7 @@ std::vector<SeenRange> seen() { return ranges; }
 
 }  // namespace tandem::profiler
 
-/// What NVTX looks for in the library; 1: all is well.
+/// Entry point that NVTX looks for in the library; returns 1 where all is well.
 extern "C" int InitializeInjectionNvtx2(NvtxGetExportTableFunc_t export_table) {
   using namespace tandem::profiler;
   const auto* callbacks = static_cast<const NvtxExportTableCallbacks*>(export_table(NVTX_ETID_CALLBACKS));

@@ -41,7 +41,7 @@ struct Operands {
   Product product;
 };
 
-/// What is added to a product.
+/// Matrix that is added to a product.
 enum class Addend : std::uint8_t { none, result, other };
 
 class CublasLt : public ::testing::Test {
@@ -273,7 +273,7 @@ TEST_F(CublasLt, FusesOnCardsThatGainByIt) {
   }
 }
 
-/// What LinearOps checks over this library too, with epilogues and, from another one, without.
+/// Operations that LinearOps checks, over this library too: with epilogues and, where it offers none, without.
 TEST_F(CublasLt, OperationsTakeEpiloguesWhereTheyAreOffered) {
   const auto run = [&](int epilogue_status, std::int64_t rows) {
     fake_cublaslt::reset({.epilogue_status = epilogue_status});

@@ -25,7 +25,7 @@ using tandem::gpu::AttentionOperand;
 tandem::fake_cudnn::Counters counted;
 tandem::fake_cudnn::Behaviour behaviour;
 
-/// Of the environment; where it has none, `usual`.
+/// Number in the environment variable `name`; `usual` where it is not set.
 std::size_t setting(const char* name, std::size_t usual) {
   const char* const text = std::getenv(name);
   return text == nullptr ? usual : static_cast<std::size_t>(std::atoi(text));
@@ -88,7 +88,7 @@ struct TensorLayout {
   bool by_value = false;
 };
 
-/// What a graph says, as far as attention is concerned.
+/// Contents of a graph, as far as attention is concerned.
 struct Facts {
   std::map<std::int64_t, TensorLayout> tensors;
   std::int64_t scale = -1;  ///< name of the tensor that the scores are multiplied by

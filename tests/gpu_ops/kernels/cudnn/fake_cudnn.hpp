@@ -29,10 +29,10 @@ Counters counters();
 
 struct Behaviour {
   bool has_engines = true;
-  bool deterministic = true;      ///< what engines say of themselves
-  int start_status = 0;           ///< what making a handle returns
-  int plan_status = 0;            ///< what finishing a plan returns
-  int run_status = 0;             ///< what every call returns
+  bool deterministic = true;      ///< whether engines call themselves deterministic
+  int start_status = 0;           ///< status of making a handle
+  int plan_status = 0;            ///< status of finishing a plan
+  int run_status = 0;             ///< status of every execution
   bool computes = true;           ///< else slices are noted, and no memory is touched
   std::int64_t workspace = 4096;  ///< bytes that an engine asks for, beside those of the graph
 };

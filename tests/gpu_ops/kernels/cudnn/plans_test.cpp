@@ -1,4 +1,4 @@
-// What the real cuDNN makes of our calls on cards that it is told of: an engine, compiled for the card, within the
+// Calls of the real cuDNN for cards that it is told of: each finds an engine, compiled for the card, within the
 // workspace that is granted to it. Needs the library and no GPU.
 #include <gmock/gmock.h>
 

@@ -1,5 +1,5 @@
-// Which of several cuDNN is taken, over fakes of four versions. What was found holds for the process, and CTest runs
-// each case with variables of its own.
+// Choice among several cuDNN, over fakes of four versions. The choice holds for the process, and CTest runs each case
+// with variables of its own.
 #include <dlfcn.h>
 #include <gmock/gmock.h>
 #include <link.h>
@@ -15,12 +15,12 @@ namespace {
 using ::testing::HasSubstr;
 using ::testing::StartsWith;
 
-/// Where the libraries of a version lie ("9.14.0").
+/// Folder of the libraries of a version ("9.14.0").
 std::string folder(const std::string& version) {
   return TANDEM_FAKE_CUDNN_FOLDER "/" + version + "/lib/python3.12/site-packages/nvidia/cudnn/lib";
 }
 
-/// What whoever asks for a library by its name gets, where one is loaded.
+/// Path of the library that loading by its name gives, where one is loaded.
 std::string loaded(const char* name) {
   void* const handle = ::dlopen(name, RTLD_NOW | RTLD_NOLOAD);
   link_map* map = nullptr;
@@ -51,7 +51,7 @@ TEST(CudnnSearch, DISABLED_TellsTheNewestWhereAllAreTooOld) {
 }
 
 TEST(CudnnSearch, DISABLED_TakesNoneThatWouldRunOnPartsOfAnOlderOne) {
-  // As a program has it that took an older one before.
+  // The program has taken an older one before.
   ASSERT_NE(::dlopen((folder("9.14.0") + "/libcudnn_graph.so.9").c_str(), RTLD_NOW), nullptr);
   EXPECT_THAT(told(), HasSubstr("is cuDNN 9.14.0, 9.18.0 or later is needed"));
 }

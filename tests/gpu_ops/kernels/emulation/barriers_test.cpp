@@ -31,7 +31,7 @@ constexpr bool drops_barriers = false;
 constexpr bool drops_barriers = true;
 #endif
 
-/// These are idle, as far as barriers are dropped.
+/// Matches just these idle barriers, where barriers are dropped at all.
 ::testing::Matcher<Idle> only(const Idle& expected) {
   if (drops_barriers) return ::testing::ElementsAreArray(expected);
   return ::testing::IsEmpty();
@@ -189,7 +189,7 @@ TEST_F(Barriers, OfTheLoss) {
     ops().head_loss({in, weight, t, losses, 1.0F, dx, {}}, {});
     return std::vector<Tensor>{bench().get(losses), bench().get(dx)};
   });
-  EXPECT_THAT(idle, only({37}));  // of the product over the vocabulary
+  EXPECT_THAT(idle, only({37}));  // barrier of the product over the vocabulary
 }
 
 TEST_F(Barriers, OfThePreferenceLoss) {
@@ -258,7 +258,8 @@ TEST_F(Barriers, OfTheSortedRows) {
 /// Barriers that are idle in the forward of experts, and in the gradient of their weights.
 class ExpertBarriers : public Barriers {
  protected:
-  /// Of one tile, of which every warp has a part, and whose rows are aligned, so that copies are not waited for.
+  /// Idle barriers of one tile: every warp has a part of it, and its rows are aligned, so that copies are not waited
+  /// for.
   std::pair<Idle, Idle> idle_of(DType dtype, std::int64_t rows, std::int64_t out, std::int64_t channels) {
     const std::int64_t columns = out;
     const Tensor x = random_.tensor(dtype, {rows, channels}), w = random_.tensor(DType::bf16, {1, out, channels});

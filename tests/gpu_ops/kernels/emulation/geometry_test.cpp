@@ -75,7 +75,8 @@ TEST(ExpertTiles, AreAsManyAsRowsCanComeToHoweverTheyAreSpread) {
   for (const std::int64_t tile : {1, 64, 128}) {
     for (const std::int64_t experts : {1, 3, 128}) {
       for (const std::int64_t rows : {0, 1, 2, 3, 127, 128, 129, 130, 1000}) {
-        // As many experts as there can be with one row more than whole tiles; the last one has what is left.
+        // The largest number of tiles: as many experts as there can be have one row more than whole tiles; the last has
+        // the rest.
         std::int64_t left = rows, tiles = 0;
         for (std::int64_t e = 0; e + 1 < experts && left > 0; ++e) {
           left -= 1;
@@ -96,7 +97,7 @@ TEST(NormCuts, GiveEveryWarpARowAndStayWithinTheScratchOfLongerRows) {
   std::size_t before = 0;
   for (std::int64_t channels = 1; channels <= 20000; ++channels) {
     const std::size_t scratch = norm_backward_scratch(channels);
-    EXPECT_GE(scratch, before) << channels;  // what is booked for more channels is enough for fewer
+    EXPECT_GE(scratch, before) << channels;  // scratch for more channels is enough for fewer
     before = scratch;
     for (const std::int64_t rows : {1, 9, 8192, 1 << 30}) {
       const Cut c = norm_cut(rows, channels);
@@ -133,13 +134,12 @@ TEST(HeadLossRows, DependOnTokensAndVocabularyAndStayWithinTheScratch) {
       }
       const HeadShape shape{.tokens = tokens, .vocabulary = vocabulary, .activations = DType::bf16};
       const std::size_t bytes = head_loss_scratch(most_head_loss_rows(shape), shape);
-      EXPECT_GE(bytes, before);  // what is booked for more tokens is enough for fewer
+      EXPECT_GE(bytes, before);  // scratch for more tokens is enough for fewer
       before = bytes;
     }
   }
 }
 
-// Of which the gradient of the weight is written in one product.
 TEST(HeadLossRows, AreAllWhereTheGradientOfTheWeightIsWrittenWhole) {
   for (const std::int64_t tokens : {1, 512, 2048}) {
     const auto of = [&](DType dtype) {
@@ -171,7 +171,7 @@ TEST(Divisor, DividesAllNumbersBelowTwoToThe31) {
         ASSERT_EQ(divisor.remainder(static_cast<std::uint32_t>(number)), number % d) << number << " over " << d;
       }
     }
-    const std::uint64_t last = (end - 1) / d * d;  // where an error of the factor weighs most
+    const std::uint64_t last = (end - 1) / d * d;  // the number at which an error of the factor weighs most
     ASSERT_EQ(divisor.quotient(static_cast<std::uint32_t>(last)), last / d) << d;
     ASSERT_EQ(divisor.quotient(static_cast<std::uint32_t>(end - 1)), (end - 1) / d) << d;
     if (last > 0) {

@@ -37,7 +37,7 @@ reverse_kernel(float* data) {
   own[thread_index()] = room[block_size() - 1 - thread_index()];
 }
 
-/// The same within warps; `dynamic` memory.
+/// Reverses the values of each warp, through `dynamic` shared memory.
 template <bool with_barrier>
 TANDEM_KERNEL(most_threads)
 reverse_warps_kernel(float* data) {
@@ -116,7 +116,7 @@ copying_kernel(const float* from, float* first, float* both) {
     start_copy(own + 4 * i, from + 8 * thread_index() + 4 * i);
     close_copies();
   }
-  close_copies();  // of none
+  close_copies();  // a group without copies
   if (with_wait) await_copies<2>();
   first[thread_index()] = own[3];
   if (with_wait) await_copies<0>();
@@ -241,7 +241,8 @@ TEST_F(EmulationTest, APairIsTwoRoundedValuesTheFirstBelow) {
 
 // -- faults that must show -----------------------------------------------------------------------------------------
 
-// Of integers, whose sums have no order. What lies where is said in the PTX ISA, of ldmatrix and mma.m16n8k16.
+// Product of integers, whose sums have no order. The PTX ISA says under ldmatrix and mma.m16n8k16 where each element
+// lies.
 TEST_F(EmulationTest, AProductOfAWarpIsThatOfItsMatrices) {
   constexpr std::size_t rows = 16, columns = 8, depth = 16;
   const auto small = [](std::size_t i) { return numerics::round_to_bf16(static_cast<float>(i % 23) - 11.0F); };
@@ -277,14 +278,14 @@ TEST_F(EmulationTest, AMissingBarrierShows) {
     launch("reverse", reverse_kernel<true>, Geometry{1, 256}, nullptr, good.data());
     launch("reverse", reverse_kernel<false>, Geometry{1, 256}, nullptr, bad.data());
     EXPECT_NE(bad, good);
-    // What was read too early is the poison that shared memory starts with.
+    // A value that was read too early is the poison that shared memory starts with.
     EXPECT_TRUE(std::any_of(bad.begin(), bad.end(), [](float x) { return std::isnan(x); }));
     launch("reverse_warps", reverse_warps_kernel<true>, Geometry{1, 64, 64 * sizeof(float)}, nullptr,
            good_warps.data());
     launch("reverse_warps", reverse_warps_kernel<false>, Geometry{1, 64, 64 * sizeof(float)}, nullptr,
            bad_warps.data());
     EXPECT_NE(bad_warps, good_warps);
-    // The same fault planted from outside, in the correct kernel.
+    // A dropped barrier is the fault above, planted from outside in the correct kernel.
     emulation::set_schedule({.seed = static_cast<std::uint64_t>(seed), .dropped_barrier = 0});
     std::vector<float> dropped = numbers(256);
     launch("reverse", reverse_kernel<true>, Geometry{1, 256}, nullptr, dropped.data());
@@ -357,7 +358,7 @@ TEST_F(EmulationTest, WhatAKernelThrowsReachesTheCallerAndTheNextGridRuns) {
   EXPECT_EQ(data[0], 96.0F);
 }
 
-// Which a GPU would refuse, or one of the cards alone.
+// Shared memory that every GPU would refuse, or one of the cards alone.
 TEST_F(EmulationTest, MoreSharedMemoryThanACardHasIsRefused) {
   std::vector<float> result(warp_lanes);
   EXPECT_NO_THROW(launch("sharing", sharing_kernel, Geometry{1, warp_lanes}, nullptr, result.data()));

@@ -42,7 +42,7 @@ TEST_P(HeadLossInChunks, IsTheReferenceWithinItsScratch) {
   }
 }
 
-/// As above, with the weight's gradient in slices.
+/// The output layer in chunks, with the weight's gradient in slices.
 TEST_P(HeadLossInChunks, WritesTheWeightInSlicesOfTheSameBitsWithinItsScratch) {
   const std::int64_t rows = 37, channels = 24, vocabulary = 101;
   Random random(8);

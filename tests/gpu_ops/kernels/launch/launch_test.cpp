@@ -12,10 +12,10 @@
 
 namespace {
 
-cudaError_t pending = cudaSuccess;  ///< what the runtime keeps for the thread
+cudaError_t pending = cudaSuccess;  ///< error that the runtime keeps for the thread
 cudaError_t refusal = cudaSuccess;
 
-int asked = 0;  ///< for so much dynamic shared memory
+int asked = 0;  ///< bytes of dynamic shared memory that were asked for
 
 struct {
   const void* kernel = nullptr;

@@ -16,7 +16,7 @@ Routed<Operand> put(const Routed<Tensor>& r, std::size_t offset = 0) {
           bench().put(r.slots, offset), bench().put(r.rows, offset)};
 }
 
-/// What `r` holds in the order of its members.
+/// Members of `r` in their order.
 std::vector<Tensor> get(const Routed<Operand>& r) {
   return {bench().get(r.experts), bench().get(r.weights), bench().get(r.begins), bench().get(r.slots),
           bench().get(r.rows)};
@@ -99,7 +99,7 @@ TEST_F(ExpertChoice, IsOfDifferentExpertsWhateverTheLogits) {
   for (const bool normalized : {false, true}) {
     const std::vector<Tensor> r = chosen(OddLogits::sizes, odd.logits, normalized);
     EXPECT_SAME_BITS(r[0], odd.chosen);
-    EXPECT_TRUE(std::isnan(r[1].get(3)));  // what is not a number is not hidden
+    EXPECT_TRUE(std::isnan(r[1].get(3)));  // a NaN is not hidden
     EXPECT_EQ(at(r[2], 5), 18);
   }
 }
@@ -172,7 +172,7 @@ TEST_P(ExpertOps, BackwardOfTheInputIsTheReference) {
   });
 }
 
-// What is fp32 is added to, what is bf16 is written.
+// An fp32 gradient is added to, a bf16 one is written.
 TEST_P(ExpertOps, BackwardOfTheWeightIsTheReference) {
   everywhere([&](const ExpertSizes& s, const Routed<Tensor>& r, std::size_t offset) {
     for (const bool dy_of_tokens : {false, true}) {
@@ -219,7 +219,7 @@ TEST_P(ExpertOps, WhatIsNotANumberStaysInItsRowAndItsExpert) {
   }
 }
 
-// Whose weights are more tiles than a launch has blocks: some blocks have one of two experts with rows.
+// The weights are more tiles than a launch has blocks: some blocks have one of two experts with rows.
 TEST_P(ExpertOps, OfMoreExpertsThanBlocksAllWeightsAreWritten) {
   const ExpertSizes s{4, 8200, 2, 5, 3};
   bench().lend({.tokens = s.tokens, .channels = 5, .activations = dtype(), .experts = s.experts});

@@ -70,16 +70,16 @@ TEST_P(LinearOps, WithResidualIsTheSumRoundedOnce) {
 TEST_P(LinearOps, BackwardOfTheInputIsTheReference) {
   for (const Sizes& s : all_sizes) {
     lend(s);
-    for (const bool accumulate : {false, true}) {
+    for (const auto& [accumulate, type] : {std::pair(false, dtype()), {true, dtype()}, {true, DType::f32}}) {
       SCOPED_TRACE(s.rows);
       Random random(2);
       const Tensor dy = random.tensor(dtype(), {s.rows, s.out}), w = random.tensor(DType::bf16, {s.out, s.in});
-      const Tensor before = random.tensor(dtype(), {s.rows, s.in});
+      const Tensor before = random.tensor(type, {s.rows, s.in});
       Tensor expected = before;
       reference::linear_backward_input(dy, w, expected, accumulate);
-      const auto results = under_all_schedules([&] {
+      const auto results = under_all_schedules([&, adds = accumulate] {
         const Operand d = bench().put(dy), weight = bench().put(w), dx = bench().put(before);
-        ops().linear_backward_input(d, weight, dx, accumulate, stream());
+        ops().linear_backward_input(d, weight, dx, adds, stream());
         return std::vector<Tensor>{bench().get(dx)};
       });
       EXPECT_WITHIN(results[0], expected, dtype(), false);
@@ -87,7 +87,7 @@ TEST_P(LinearOps, BackwardOfTheInputIsTheReference) {
   }
 }
 
-// What is fp32 is added to, what is bf16 is written.
+// An fp32 gradient is added to, a bf16 one is written.
 TEST_P(LinearOps, BackwardOfTheWeightIsTheReference) {
   for (const Sizes& s : all_sizes) {
     lend(s);
@@ -314,7 +314,8 @@ TEST_P(LinearOps, FactorsOfSequencesAreInAllGradientsOfTheHead) {
   }
 }
 
-// Of a table that is the embedding's too. More tokens than the vocabulary has, and more than a block has threads.
+// Gradient of a weight that is the embedding table too, with more tokens than the vocabulary has, and than a block has
+// threads.
 TEST_P(LinearOps, RowsOfTokensAreThoseOfTheHeadsGradientBeforeTheyAreRounded) {
   for (const Sizes& s : {Sizes{37, 24, 101}, Sizes{5, 52, 3}, Sizes{9, 16, 2111}, Sizes{301, 40, 96}}) {
     const std::int64_t rows = s.rows, channels = s.in, vocabulary = s.out;
@@ -332,7 +333,7 @@ TEST_P(LinearOps, RowsOfTokensAreThoseOfTheHeadsGradientBeforeTheyAreRounded) {
     Tensor losses(DType::f32, {rows}), dx(dtype(), {rows, channels}), dw(DType::bf16, {vocabulary, channels});
     Tensor of_tokens(DType::f32, {rows, channels});
     reference::head_loss({x, w, targets, losses, 0.125F, dx, dw, {}, tokens, of_tokens});
-    tokens.view().as<std::int32_t>()[1] = -1;  // of none: zeros
+    tokens.view().as<std::int32_t>()[1] = -1;  // ids outside of the vocabulary: their rows are zeros
     tokens.view().as<std::int32_t>()[2] = static_cast<std::int32_t>(vocabulary);
     for (std::int64_t i = channels; i < 3 * channels; ++i) of_tokens.set(i, 0.0F);
     const auto results = under_all_schedules([&] {

@@ -94,7 +94,7 @@ TEST_P(NormOps, RmsNormForwardAndBackwardAreTheReference) {
         const Operand out = bench().put(Tensor(dtype(), shape), offset), dx = bench().put(dy, offset);
         const Operand d = bench().put(dy, offset), dw = bench().put(dw_before);
         ops().rms_norm(in, {weight, added}, out, r, eps, stream());
-        // In place where it overwrites, as the contract allows.
+        // dx takes the memory of dy where it overwrites, as the contract allows.
         ops().rms_norm_backward(accumulate ? d : dx, in, {weight, added}, r, dx, accumulate, dw, stream());
         return std::vector<Tensor>{bench().get(out), bench().get(r), bench().get(dx), bench().get(dw)};
       });
@@ -109,7 +109,7 @@ TEST_P(NormOps, RmsNormForwardAndBackwardAreTheReference) {
   });
 }
 
-/// So many more rows than parts that a warp or a block walks more than it has on their way.
+/// The rows are so many more than the parts that a warp or a block walks more than it has on their way.
 TEST_P(NormOps, BackwardOfManyRowsIsTheReference) {
   for (const Shape& shape : {Shape{8200, 8}, Shape{1100, 264}, Shape{520, 2056}, Shape{520, 4104}}) {
     SCOPED_TRACE(shape.text());

@@ -17,7 +17,7 @@ namespace {
 struct Problem {
   AttentionShape shape;
   Tensor q, k, v, dout, out, lse, dq, dk, dv;
-  const PackedRecords* records = nullptr;  ///< those that the rows are packed with
+  const PackedRecords* records = nullptr;  ///< records that the rows are packed with
 
   Problem(DType dtype, const AttentionShape& s, const PackedRecords* packed = nullptr) : Problem(dtype, s, Random(11)) {
     records = packed;
@@ -171,7 +171,7 @@ void spoil(Tensor& rows, std::int64_t first, std::int64_t last) {
 }
 
 TEST_P(PlainAttention, TilesOutsideOfTheWindowAreLeftOut) {
-  // Of 131 tokens the last three see none of the first 64, which are whole tiles of any size, nor are seen by them.
+  // The last three of 131 tokens see none of the first 64, which are whole tiles of any size, nor are seen by them.
   constexpr std::int64_t tile = 64, last = 2 * tile, tokens = 131;
   const Problem clean(dtype(), {1, tokens, 1, 1, 16, 0.25F, 37});
   Problem no_keys = clean, no_queries = clean;

@@ -26,7 +26,7 @@ void expect_equal(const Tensor& actual, const Tensor& expected) {
   EXPECT_TRUE(actual.intact());
 }
 
-/// With two that no vocabulary of this size has.
+/// Ids, two of which no vocabulary of this size has.
 Tensor with_strangers(Tensor ids, std::int64_t vocabulary) {
   ids.view().as<std::int32_t>()[5] = -1;
   ids.view().as<std::int32_t>()[6] = static_cast<std::int32_t>(vocabulary);
@@ -244,7 +244,7 @@ TEST_P(PointwiseOps, TheEmbeddingsGradientInBf16IsTheSumRoundedOnce) {
   }
 }
 
-// Of a table that the head has written: what rows of tokens were before they were rounded, plus the embedding's.
+// Gradient of a table that the head has written: rows of tokens before they were rounded, plus the embedding's.
 TEST_P(PointwiseOps, TheEmbeddingsGradientGoesOnFromRowsOfTokens) {
   const std::int64_t vocabulary = 71, sequence = 37, tokens = 9 * sequence;
   for (const std::int64_t channels : {1, 24, 130, 2311}) {
@@ -256,7 +256,7 @@ TEST_P(PointwiseOps, TheEmbeddingsGradientGoesOnFromRowsOfTokens) {
     const Tensor head = rounded(begun);
     Tensor rows(DType::f32, {tokens, channels});
     std::vector<bool> seen(static_cast<std::size_t>(vocabulary));
-    for (std::int64_t i = 0; i < tokens; ++i) {  // those of a token's later places, or of none, are not looked at
+    for (std::int64_t i = 0; i < tokens; ++i) {  // rows of a token's later places, or of no token, are not read
       const std::int32_t token = ids.view().as<std::int32_t>()[i];
       const bool first = token >= 0 && token < vocabulary && !seen[static_cast<std::size_t>(token)];
       for (std::int64_t c = 0; c < channels; ++c) {

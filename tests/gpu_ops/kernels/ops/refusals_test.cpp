@@ -13,7 +13,7 @@ class RefusedOps : public ::testing::Test {
   }
   Ops& ops() { return bench().ops(); }
   StreamView stream() { return bench().stream(); }
-  /// What the call throws, or "" where it does not throw MisuseError.
+  /// Message of the MisuseError that the call throws, or "" where it throws none.
   template <class Call>
   static std::string refusal(const Call& call) {
     try {

@@ -1,4 +1,4 @@
-// What the ops of a device ask for, beside the rules by which runs on a GPU are planned elsewhere.
+// Scratch that the ops of a device ask for, beside the rules by which runs on a GPU are planned elsewhere.
 #include "gpu_ops/base/scratch.hpp"
 
 #include "cpu_ops/device/host_ops.hpp"

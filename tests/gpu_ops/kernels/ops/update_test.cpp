@@ -229,7 +229,8 @@ TEST_F(UpdateOps, NormBlocksAreTheFixedTree) {
     for (const std::size_t offset : {0UL, 2UL, 8UL}) {
       Random random(12);
       Tensor gradient = random.tensor(DType::bf16, {count}, 1e-2F);
-      // So far apart that sums in another order round otherwise; in every other block some that leave nothing else.
+      // Values lie so far apart that sums in another order round otherwise; some in every other block leave nothing
+      // else.
       for (std::int64_t i = 0; i < count; ++i) {
         const bool extreme = i % 13 == 0 && i / layout_quantum % 2 == 1;
         const auto scaled = std::ldexp(gradient.get(i), static_cast<int>(i * 37 % 81) - 40);
@@ -240,7 +241,7 @@ TEST_F(UpdateOps, NormBlocksAreTheFixedTree) {
       reference::norm_blocks(gradient.view().as<bf16>(), count, expected.data());
       const auto results = under_all_schedules([&] {
         const Operand g = bench().put(gradient, offset);
-        const Operand partial = bench().put(Tensor(DType::f32, {2 * blocks}));  // as many bytes
+        const Operand partial = bench().put(Tensor(DType::f32, {2 * blocks}));  // bytes of `blocks` doubles
         ops().norm_blocks(g.as<bf16>(), count, reinterpret_cast<double*>(partial.as<float>()), bench().stream());
         return std::vector<Tensor>{bench().get(partial)};
       });
@@ -305,7 +306,7 @@ TEST_F(UpdateOps, Fp32GradientsAreAddedAndMeasuredAsTheyAre) {
       const auto results = under_all_schedules([&] {
         const Operand g = bench().put(gradient, offset);
         const Operand sum_first = bench().put(sum, offset), sum_next = bench().put(sum, offset);
-        const Operand partial = bench().put(Tensor(DType::f32, {2 * blocks}));  // as many bytes
+        const Operand partial = bench().put(Tensor(DType::f32, {2 * blocks}));  // bytes of `blocks` doubles
         ops().accumulate(sum_first.as<float>(), g.as<float>(), true, count, bench().stream());
         ops().accumulate(sum_next.as<float>(), g.as<float>(), false, count, bench().stream());
         ops().norm_blocks(g.as<float>(), count, reinterpret_cast<double*>(partial.as<float>()), bench().stream());

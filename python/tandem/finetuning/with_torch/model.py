@@ -10,10 +10,10 @@ from typing import Any
 
 import torch
 
-from ..streaming import StreamOptimizer, empty_parameters, stream
-from .model_folder import SMALL_FILES
-from .refusal import Refusal
-from .token_rows import NO_TARGET, Document, Row, groups_of
+from ...streaming import StreamOptimizer, empty_parameters, stream
+from ..model_folder import SMALL_FILES
+from ..refusal import Refusal
+from ..token_rows import NO_TARGET, Document, Row, groups_of
 
 _EPS = 1e-8
 #: Documents of a row that the model is tried with, in tokens.
@@ -85,7 +85,7 @@ class TorchModel:
 
     @property
     def place(self) -> torch.device:
-        """Where it computes."""
+        """Device on which it computes."""
         return torch.device(next(self.module.parameters()).device)
 
     def sees_what_follows(self) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from .torch_model import TorchModel, transformers_package
+from .model import TorchModel, transformers_package
 
 _LANES = {"compute": "compute", "host_to_device": "host to device", "device_to_host": "device to host", "cpu": "CPU"}
 

@@ -6,15 +6,15 @@ from typing import Any, TextIO
 
 import torch
 
-from .model_folder import check_folder
-from .refusal import Refusal
-from .torch_model import read_description, transformers_package
+from ..model_folder import check_folder
+from ..refusal import Refusal
+from .model import read_description, transformers_package
 
-#: What stands before a content, and behind it, where the tokenizer has no chat template: as the preparation of data writes it.
+#: Text before and behind a content where the tokenizer has no chat template: as the preparation of data writes it.
 _HEADER, _BEHIND = "<|{role}|>\n", "\n"
 #: Share of a GPU's free memory that weights may take; else the CPU computes.
 _SHARE = 0.8
-#: Where an answer ends that is followed by a question.
+#: End of an answer that a question follows.
 _NEXT = _BEHIND + _HEADER.format(role="user")
 
 
@@ -100,7 +100,7 @@ class _Conversation:
         return tokens
 
     def _end_tokens(self) -> list[int]:
-        """Those of the model's generation, else of its tokenizer."""
+        """End tokens of the model's generation, else of its tokenizer."""
         known = self._model.generation_config.eos_token_id
         ends = [] if known is None else [known] if isinstance(known, int) else list(known)
         own = self._tokenizer.eos_token_id

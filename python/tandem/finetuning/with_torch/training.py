@@ -9,23 +9,22 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import torch
 
-from .. import _core
-from ..errors import InputError
-from .durations import duration
-from .learning_rate import rate
-from .refusal import Refusal
-from .run_folder import RunFolder
-from .stop_signals import StopSignals
-from .token_rows import Order, Row, TokenRows, groups_of
-from .torch_figures import StepFigures, summary_of
-from .torch_model import Batch, TorchModel, batches_of_documents, batches_of_rows
-
-if TYPE_CHECKING:
-    from .with_torch import TorchRun
+from ... import _core
+from ...errors import InputError
+from ..durations import duration
+from ..learning_rate import rate
+from ..refusal import Refusal
+from ..run_folder import RunFolder
+from ..stop_signals import StopSignals
+from ..token_rows import Order, Row, TokenRows, groups_of
+from .figures import StepFigures, summary_of
+from .model import Batch, TorchModel, batches_of_documents, batches_of_rows
+from .torch_run import TorchRun
 
 #: Skipped steps in a row that end a run.
 _SKIP_LIMIT = 10
@@ -82,7 +81,7 @@ class Training:
         self._model: TorchModel | None = None
         self._apart = True  # whether a row may hold several documents
         self._resumed: int | None = None
-        self._seconds: list[tuple[float, int]] = []  # of this call's steps, with their targets
+        self._seconds: list[tuple[float, int]] = []  # seconds of this call's steps, with their targets
         self._saved: int | None = None
         self._stop = StopSignals()
         self.state = Progress()
@@ -316,20 +315,26 @@ class Training:
         if self._saved != self.state.step:
             self._save()
         digest = self.model.optimizer.digest()
-        known = self._folder.summary()
-        if known.get("state_digest") == digest and self._folder.model.is_dir() and not self._seconds:
+        has_ended = self._folder.summary().get("state_digest") == digest and not self._seconds  # in an earlier call, whose figures stay
+        if has_ended and self._folder.model.is_dir():
             self._say(f"all is done: {self._folder.model}")
             return
-        summary = self._summary(digest)
+        summary = None if has_ended else self._summary(digest)
         best = self.state.best_step
         if best is not None and best != self.state.step:
             checkpoint = self._folder.checkpoint(best)
             if checkpoint is None:
                 raise Refusal(f"--out {self._run.out}: the checkpoint of the best step, {best}, is missing; train again with another --out", 4)
             self.model.optimizer.load(checkpoint.engine)
-        self._folder.write_model(self.model.save)
-        self._folder.write_summary(summary)
+        self._folder.write_model(self._write_model)
+        if summary is not None:
+            self._folder.write_summary(summary)
         self._say(f"state_digest {digest}")
+
+    def _write_model(self, folder: Path) -> None:
+        self.model.save(folder)
+        if self._run.complete is not None:
+            self._run.complete(folder)
 
     def _summary(self, digest: str) -> dict[str, Any]:
         state, run = self.state, self._run

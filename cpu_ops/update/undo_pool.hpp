@@ -1,0 +1,19 @@
+#pragma once
+// Old state that the codes of a block do not give back, as the pool of its run has it: m, v and masters, in the order
+// of their elements.
+#include "cpu_ops/update/undo_kernels.hpp"
+
+namespace tandem::kernels {
+
+/// Old state of a block on its way to the pool.
+struct PoolBytes {
+  std::byte bytes[3 * layout_quantum * sizeof(std::uint32_t)];
+};
+
+/// Writes what a block's update left. Returns how many entries that are.
+UndoCounts write_pool(const AdamPiece& block, const Unfound& old, PoolBytes& pool);
+
+/// Reads as many entries as `counts` says.
+void read_pool(const AdamPiece& block, const std::byte* pool, const UndoCounts& counts, EscapeLists& lists);
+
+}  // namespace tandem::kernels
