@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from . import adapting
+from .model_facts import is_quantized
 from .processes import ask, ask_json, run
 from .refusal import Refusal
 from .run_state import RunFolder, write_whole
@@ -30,8 +31,9 @@ class Schedule:
 
 def refusal_of_model(model: Path) -> str | None:
     """The reason for which the program does not have the model; None where it does. Raises Refusal for weights that cannot be read."""
+    adapters = ["--lora-rank", "1"] if is_quantized(model) else []  # the only way to train such weights
     try:
-        ask("plan", "--model", str(model), "--device", "host", "--policy", "host", "--seq-len", "16", "--json")
+        ask("plan", "--model", str(model), *adapters, "--device", "host", "--policy", "host", "--seq-len", "16", "--json")
     except Refusal as refusal:
         if refusal.code == 2:
             return str(refusal)

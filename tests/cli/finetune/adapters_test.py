@@ -56,7 +56,7 @@ class Adapters(AdapterTest):
         self.assertEqual((adapter / "adapter_model.safetensors").read_bytes(), before)
         shutil.move(self.model, self.root / "moved")
         self.check_answers(self.out)  # by the whole model
-        self.refused(self.tandem("chat", adapter, text=""), 2, str(self.model), "--adapter")
+        self.refused(self.tandem("chat", adapter, text=""), 2, str(self.model), "--model DIR")
         self.refused(self.finetune(*LORA, "--base", "int8"), 2, str(self.model))
 
     def test_going_on_from_an_adapter(self):
