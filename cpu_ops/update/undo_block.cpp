@@ -57,7 +57,7 @@ bool update_block(Isa isa, const AdamPiece& piece, const AdamCoefficients& c, co
   Unfound old;
   PoolBytes pool;
   const std::int64_t updated = record(isa, block, old);
-  const UndoCounts counts = write_pool(piece, old, pool);
+  const UndoCounts counts = write_pool(isa, piece, old, pool);
   const bool stays = updated == layout_quantum && offset + run.bytes_of(counts) <= run.pool_bytes();
   if (stays) {
     std::memcpy(run.pool() + offset, pool.bytes, run.bytes_of(counts));

@@ -1,6 +1,7 @@
 #pragma once
 // Old state that the codes of a block do not give back, as the pool of its run has it: m, v and masters, in the order
 // of their elements.
+#include "core/host/isa.hpp"
 #include "cpu_ops/update/undo_kernels.hpp"
 
 namespace tandem::kernels {
@@ -11,7 +12,7 @@ struct PoolBytes {
 };
 
 /// Writes what a block's update left. Returns how many entries that are.
-UndoCounts write_pool(const AdamPiece& block, const Unfound& old, PoolBytes& pool);
+UndoCounts write_pool(Isa isa, const AdamPiece& block, const Unfound& old, PoolBytes& pool);
 
 /// Reads as many entries as `counts` says.
 void read_pool(const AdamPiece& block, const std::byte* pool, const UndoCounts& counts, EscapeLists& lists);
