@@ -44,14 +44,15 @@ template <class Watcher>
     largest_m = _mm512_max_epu32(largest_m, _mm512_max_epu32(magnitude_of(even[j].m), magnitude_of(odd[j].m)));
     largest_v = _mm512_max_epu32(largest_v, _mm512_max_epu32(magnitude_of(even[j].v), magnitude_of(odd[j].v)));
   }
+  const TwoVectors random = bits.words((p.index + static_cast<std::uint64_t>(i)) /
+                                       numerics::coded_elements_per_block);  // while the divisions are under way
   if (nan != 0) [[unlikely]]
     return false;
-  watcher.store();
   const std::uint32_t m_exponent = numerics::m_exponent(_mm512_reduce_max_epu32(largest_m));
   const std::uint32_t v_exponent = numerics::v_exponent(_mm512_reduce_max_epu32(largest_v));
   const __m512 new_scale = power(254 - m_exponent);
   const __m512i new_base = all(numerics::v_base(v_exponent));
-  const TwoVectors random = bits.words((p.index + static_cast<std::uint64_t>(i)) / numerics::coded_elements_per_block);
+  watcher.store();
   __m512i m_halves[lines], v_halves[lines];
   for (int j = 0; j < lines; ++j) {
     store_masters(p, i + 32 * j, even[j].master, odd[j].master);

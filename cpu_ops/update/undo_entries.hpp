@@ -16,8 +16,8 @@ struct Written {
 /// Bytes behind the last entry that may be written too.
 constexpr std::size_t entries_slack = 64;
 
-/// Writes entries of `Word`, 8 or 16 bits, of AVX-512 with VBMI2. Returns no end, with nothing written, where an element
-/// may be far away from the one before.
+/// Writes entries of moments of 8 or 16 bits. Needs AVX-512 with VBMI2. Returns no end, with nothing written, where an
+/// element may be so far from the one before that this takes several entries.
 template <class Word>
 Written put_near_entries_avx512(std::byte* to, const OldMoment& old);
 

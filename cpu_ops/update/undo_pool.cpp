@@ -3,8 +3,6 @@
 #include <bit>
 #include <cstring>
 
-#include "cpu_ops/update/undo_entries.hpp"
-
 namespace tandem::kernels {
 namespace {
 
@@ -57,6 +55,8 @@ bool loses_none(const OldMoment& old) {
   return any == 0;
 }
 
+/// Whether instructions that compress vectors of bytes may be used: Ice Lake and Zen 4 have them, the first processors
+/// with AVX-512 do not.
 bool compresses_bytes(Isa isa) {
   static const bool supported = __builtin_cpu_supports("avx512vbmi2");
   return supported && isa == Isa::avx512;
