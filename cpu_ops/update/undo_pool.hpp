@@ -9,8 +9,10 @@ namespace tandem::kernels {
 
 /// Old state of a block on its way to the pool, of which vectors are written whole.
 struct PoolBytes {
-  std::byte bytes[3 * layout_quantum * sizeof(std::uint32_t) + entries_slack];
+  std::byte bytes[3 * layout_quantum * sizeof(std::uint32_t)];
 };
+// Entries of rounded moments have at most 3 bytes, masters 4.
+static_assert(layout_quantum * (3 + 3 + sizeof(std::uint32_t)) + entries_slack <= sizeof(PoolBytes));
 
 /// Writes what a block's update left, the same under every instruction set. Returns how many entries that are.
 UndoCounts write_pool(Isa isa, const AdamPiece& block, const Unfound& old, PoolBytes& pool);

@@ -35,9 +35,9 @@ struct LostElements {
   static constexpr int slack = 64;
   /// Indices modulo 256; before the first is that of an element before the block.
   std::uint8_t* indices() { return index + slack; }
-  std::int64_t count = 0;
   alignas(64) std::uint8_t index[slack + layout_quantum + slack];
   alignas(64) Word words[layout_quantum + slack];
+  std::int64_t count = 0;  // behind the arrays: before them it made updates with their records 2% slower
 };
 constexpr auto first_indices = [] {
   std::array<std::uint8_t, undo_group> indices{};
