@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <cstring>
 #include <utility>
 
 namespace tandem::python {
@@ -89,6 +90,19 @@ void GuardCell::also_used_on(const std::shared_ptr<StreamCell>& stream) {
 void GuardCell::leave_out(const std::string& name) {
   require_held("leave_out");
   engine_->call([&](OffloadEngine&) { std::get<GradientsGuard>(guard_).leave_out(name); });
+}
+
+void GuardCell::copy_in(const std::string& name, const void* from, std::size_t bytes) {
+  const TensorView to = view(name);
+  if (is_weights_ || !engine_->device().is_host()) {
+    throw MisuseError(fmt::format("copy_in of '{}'", name), "it copies into gradients on the host device alone");
+  }
+  if (to.bytes() != bytes || !to) {
+    throw MisuseError(fmt::format("copy_in of '{}': {} bytes given, {} needed", name, bytes, to ? to.bytes() : 0));
+  }
+  engine_->device().wait_for(filled_);
+  const nb::gil_scoped_release released;
+  std::memcpy(to.data, from, bytes);
 }
 
 void GuardCell::require_no_arrays(const char* what) const {
