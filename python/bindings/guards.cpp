@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <cstring>
 #include <utility>
 
 namespace tandem::python {
@@ -102,7 +101,7 @@ void GuardCell::copy_in(const std::string& name, const void* from, std::size_t b
   }
   engine_->device().wait_for(filled_);
   const nb::gil_scoped_release released;
-  std::memcpy(to.data, from, bytes);
+  large_copy(to.data, from, bytes);
 }
 
 void GuardCell::require_no_arrays(const char* what) const {
