@@ -365,7 +365,7 @@ TEST(HostStream, MarksAndCallsOfABusyOneWaitForItsWork) {
   });
   device.record(behind, busy);
   device.call_after(busy, [&](std::exception_ptr) { called_late = worked.load(); });
-  device.wait(idle, behind);  // of a mark that has not passed: `idle` is not idle any more
+  device.wait(idle, behind);  // the mark has not passed: `idle` is not idle any more
   device.record(after, idle);
   EXPECT_FALSE(device.wait_for(behind, 0ms));
   EXPECT_FALSE(device.wait_for(after, 0ms));

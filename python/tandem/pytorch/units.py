@@ -32,7 +32,7 @@ class Member:
     full_name: str = ""
     short_name: str = ""
     gradient: str = ""
-    blank: torch.Tensor | None = None  # of the parameter's shape, over one element: what leaves have when their weights have gone
+    blank: torch.Tensor | None = None  # one element in the parameter's shape, which leaves have when their weights have gone
     taken: TakenGradient | None = None  # stand-in in `.grad`, the same one each time
 
     def put(self, value: torch.nn.Parameter) -> None:
