@@ -118,7 +118,8 @@ class UnitPass:
         self._expected = 0  # gradients that may come
         self.arrived: set[int] = set()
         self._inputs: list[_Input] = []
-        self._saved: list[tuple[torch.Size, torch.dtype]] = []  # tensors that operations save, and that are made again
+        self._shapes: list[torch.Size] = []  # shapes and types of tensors that operations save, and that are made again
+        self._dtypes: list[torch.dtype] = []
         self._again: list[torch.Tensor] | None = None
         self._by_address: dict[int, int] = {}  # numbers of the weights of the use that is going on
         self._weights: Any = None  # guard, from the first thing that backward asks for to the end of the unit's
@@ -130,11 +131,11 @@ class UnitPass:
     def run(self, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
         """The forward, of which autograd keeps inputs alone."""
         self._arguments = UnitArguments(arguments, keywords)
-        self._random = Random(self._runtime.device)
+        kept = self._runtime.recompute == "none"
+        self._random = None if kept else Random(self._runtime.device)
         self._autocast = Autocast.now(self._runtime.device.type)
         tensors = self._enter(self._arguments.tensors)
         del arguments, keywords
-        kept = self._runtime.recompute == "none"
         with self._using(trained=True) as guard:
             if kept:
                 self._by_address = {leaf.untyped_storage().data_ptr(): i for i, leaf in reversed(list(enumerate(self._leaves)))}
@@ -206,8 +207,9 @@ class UnitPass:
 
     def _pack(self, tensor: torch.Tensor) -> int:
         """Stand-in that autograd keeps of a tensor: its number."""
-        self._saved.append((tensor.shape, tensor.dtype))
-        return len(self._saved) - 1
+        self._shapes.append(tensor.shape)
+        self._dtypes.append(tensor.dtype)
+        return len(self._shapes) - 1
 
     def _made_again(self, index: int) -> torch.Tensor:
         again = self._again
@@ -215,14 +217,14 @@ class UnitPass:
             again = self._compute_again()
         if index < len(again):
             found = again[index]
-            if (found.shape, found.dtype) == self._saved[index]:
+            if found.dtype is self._dtypes[index] and found.shape == self._shapes[index]:
                 return found
         self._refuse_other(index, again)
 
     def _refuse_other(self, index: int, again: list[torch.Tensor]) -> NoReturn:
         then = f", {tuple(again[index].shape)} then" if index < len(again) else ""
         raise MisuseError(f"unit '{self.unit.name}' computes something else when it is computed again (saved tensor {index}: "
-                          f"{tuple(self._saved[index][0])} at first{then}): its forward must depend "
+                          f"{tuple(self._shapes[index])} at first{then}): its forward must depend "
                           "on its inputs alone; pass use_cache=False to models that keep keys and values, or stream with recompute=\"none\"")
 
     def _compute_again(self) -> list[torch.Tensor]:
@@ -231,6 +233,7 @@ class UnitPass:
             if value.tensor._version != value.version:
                 raise MisuseError(f"input {number} of unit '{self.unit.name}' was changed in place after it was given: it cannot be computed "
                                   "again; stream with recompute=\"none\"")
+        assert self._random is not None
         self._runtime.begin_backward()
         tensors = [value.tensor.detach().requires_grad_(value.requires_grad) for value in self._inputs]
         made: list[torch.Tensor] = []
