@@ -122,7 +122,8 @@ void bind_guards(nb::module_& m) {
           "capsules", [](const Weights& g, nb::handle stream) { return capsules(g.cell, stream); }, nb::kw_only(),
           nb::arg("stream").none() = nb::none(),
           nb::sig("def capsules(self, *, stream: typing.Any = None) -> list[typing.Any]"),
-          "DLPack capsules of all weights, in the order of `keys`, each as `__dlpack__` of its view gives it, to be taken "
+          "DLPack capsules of all weights, in the order of `keys`, each as `__dlpack__` of its view gives it, to be "
+          "taken "
           "once. Raises as that does.")
       .def(
           "also_used_on", [](const Weights& g, const std::shared_ptr<StreamCell>& s) { g.cell->also_used_on(s); },
@@ -156,7 +157,8 @@ void bind_guards(nb::module_& m) {
             g.cell->copy_in(name, reinterpret_cast<const void*>(address), nbytes);
           },
           nb::arg("name"), nb::arg("address"), nb::arg("nbytes"),
-          "Copies a gradient from memory of the caller's into the buffer of one parameter, on the host device alone: dense, "
+          "Copies a gradient from memory of the caller's into the buffer of one parameter, on the host device alone: "
+          "dense, "
           "row-major, of the view's type. Blocks until it is copied. Raises MisuseError for a frozen parameter and for "
           "another size.")
       .def(
