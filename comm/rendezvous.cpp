@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <boost/asio/executor_work_guard.hpp>
 #include <boost/asio/io_context.hpp>
+#include <boost/asio/ip/address.hpp>
 #include <boost/asio/post.hpp>
 #include <boost/asio/steady_timer.hpp>
 #include <chrono>
@@ -53,6 +54,16 @@ void check(const RendezvousOptions& options) {
   std::size_t bytes = 0;
   for (const Fact& fact : options.facts) bytes += fact.name.size() + fact.value.size() + 8;
   if (bytes > value_limit) throw MisuseError("facts of a rendezvous are longer than 64 KiB");
+}
+
+/// Where rank 0 listens, for lines about waiting. A name may stand for an address that this machine alone reaches, as
+/// Debian's /etc/hosts has 127.0.1.1 for the machine's own name: then nobody comes from elsewhere.
+std::string place_of(const std::string& host, const Door& door) {
+  const std::string place = fmt::format("{}:{}", host, door.port());
+  const bool is_number = host == door.address();
+  if (is_number || !asio::ip::make_address(door.address()).is_loopback()) return place;
+  return fmt::format("{} ({}, which other machines cannot reach: ranks there need another MASTER_ADDR, on all ranks)",
+                     place, door.address());
 }
 
 }  // namespace
@@ -160,7 +171,7 @@ void Rendezvous::Impl::begin_as_host() {
   if (count > 1) {
     door_.emplace(context_, options_.host, options_.port);
     address_ = door_->address();
-    from = fmt::format("{}:{}", options_.host, door_->port());
+    from = place_of(options_.host, *door_);
     if (options_.listening) options_.listening(door_->port());
     door_->open(
         options_.secret, [this](int rank, int ranks, const std::shared_ptr<Link>& link) { enter(rank, ranks, link); },

@@ -6,6 +6,7 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <system_error>
 
 #include "cli/common/commands.hpp"
 #include "cli/common/flags.hpp"
@@ -44,9 +45,22 @@ struct EvalFlags {
   bool json = false;
 };
 
+/// Throws UsageError where the last word of --data, which takes all that follow it, is a model, and none is named.
+void refuse_model_as_data(const TrainConfig& config) {
+  if (!config.model.empty() || config.data.size() < 2) return;
+  const fs::path last = config.data.back();
+  std::error_code ignored;
+  for (const char* name : {"config.json", "checkpoints", "manifest.json", "adapter_config.json"}) {
+    if (!fs::exists(last / name, ignored)) continue;
+    throw UsageError("--model", fmt::format("missing, and {} is read as more of --data", last.string()),
+                     fmt::format("name the model first: eval {} --data ...", last.string()));
+  }
+}
+
 int eval(const EvalFlags& flags) {
   require_source("eval", flags.source);
   TrainConfig config = flags.config.config();
+  if (flags.source.empty()) refuse_model_as_data(config);
   if (flags.source.empty()) require_model(config);
   if (config.data.empty()) throw UsageError("--data", "missing", "for example --data held-out.txt");
   ModelSource source = find_named("eval", flags.source, config);

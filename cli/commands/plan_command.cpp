@@ -485,7 +485,7 @@ int plan(const PlanFlags& flags) {
     settle_reference(config, source);
   }
   if (source.config.stored_code != WeightCode::none) check_weights(source, trained_layout(config, source.config));
-  if (source.adapter) source.adapter->check(source.config, trained_layout(config, source.config));
+  if (source.adapter) check_adapter(source, trained_layout(config, source.config));
   // With --fit model the sequence length depends on the model that is found.
   if (flags.fit != "model") take_sequences_of(config, source);
   try {

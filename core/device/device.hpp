@@ -171,8 +171,8 @@ class Device {
   /// nobody waits.
   virtual bool wait_for(EventView event, std::chrono::milliseconds time) = 0;
   /// Calls `then` once everything queued on `stream` so far is done, with null, or with the error that failed the
-  /// stream. Called exactly once, on a thread of the device's; `then` must be short, must not throw and must not call
-  /// the device. Asynchronous.
+  /// stream. Called exactly once, on a thread of the device's, or within this call where all of it is done already;
+  /// `then` must be short, must not throw and must not call the device. Asynchronous.
   virtual void call_after(StreamView stream, std::function<void(std::exception_ptr)> then) = 0;
   /// Blocks until everything queued on `stream` is done. Rethrows the error that failed it.
   virtual void synchronize(StreamView stream) = 0;

@@ -196,6 +196,12 @@ void quantize(const TensorView& x, const Fp8Matrix& to) {
   check.require(x, "x", x.dtype, {to.rows, to.columns});
 }
 
+void measure(const MeasuredView& x) {
+  const Operands check("measure");
+  check.activations(x.values, "x", x.values.shape.rank());
+  check.that(x.magnitude != nullptr, "there is no memory for the magnitude");
+}
+
 void fp8_linear(const Fp8Matrix& x, const Fp8Matrix& w, const TensorView& bias, const TensorView& residual,
                 const TensorView& y) {
   const Operands check("fp8_linear");

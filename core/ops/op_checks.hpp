@@ -11,6 +11,7 @@ void linear_rows(const TensorView& x, const TensorView& w, const TensorView& bia
 void linear_backward_input(const TensorView& dy, const TensorView& w, const TensorView& dx);
 void linear_backward_weight(const TensorView& dy, const TensorView& x, const TensorView& dw, const TensorView& dbias);
 void quantize(const TensorView& x, const Fp8Matrix& to);
+void measure(const MeasuredView& x);
 void fp8_linear(const Fp8Matrix& x, const Fp8Matrix& w, const TensorView& bias, const TensorView& residual,
                 const TensorView& y);
 void fp8_backward_input(const Fp8Matrix& dy, const Fp8Matrix& w, const TensorView& dx);

@@ -8,6 +8,7 @@
 // and expert_backward_weight, the `dweight` of head_loss and the `dtable` of embedding_backward may be bf16 instead,
 // and are then written whole. Sums are fp32. N stands for B * T tokens. An empty view (null data) leaves that operand
 // or result out. Results are a function of the inputs, the shapes and the device alone: no unordered sums.
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
 
@@ -177,6 +178,17 @@ struct Fp8Matrix {
   Fp8Format format = Fp8Format::e4m3;
 };
 
+/// A tensor and, optionally, the largest magnitude of its elements, with which quantize() need not find it in a pass of
+/// its own. An operation that writes the tensor writes this too, and so does measure(). It has no order: the same bits
+/// whoever finds it.
+struct MeasuredView {
+  TensorView values;
+  void* magnitude = nullptr;  ///< OpsRules::magnitude_bytes() of device memory, aligned to arena_alignment; null: none
+  MeasuredView() = default;
+  template <std::convertible_to<TensorView> View>
+  MeasuredView(const View& view, void* largest = nullptr) : values(view), magnitude(largest) {}  // NOLINT(*-explicit-*)
+};
+
 /// Assignment of tokens to experts (Shazeer et al., arXiv 1701.06538). Each of N tokens chooses K of E experts:
 /// slot n K + j is the j-th choice of token n. *Rows* are the slots sorted by expert, each expert's in their order.
 struct Routing {
@@ -205,6 +217,8 @@ class OpsRules {
   virtual bool has_fp8() const noexcept { return true; }
   /// Bytes of an Fp8Matrix. Blocks on nothing.
   virtual std::size_t fp8_bytes(std::int64_t rows, std::int64_t columns, Fp8Sums sums) const = 0;
+  /// Bytes of the magnitude of a MeasuredView. Blocks on nothing.
+  virtual std::size_t magnitude_bytes() const = 0;
 };
 
 /// The weight (C) bf16 of an RMS norm, and what is added to it in fp32: 1 in Gemma's norms, whose weights begin at
@@ -260,8 +274,11 @@ class Ops : public OpsRules {
 
   // -- linear, in eight-bit floating point: sizes are multiples of fp8_multiple; DeviceError without has_fp8() ------
   /// `to` = x (R, C) activations, rounded to nearest even, of finite elements the largest to the largest number of its
-  /// format; where an element is not finite, all are NaN.
-  virtual void quantize(TensorView x, const Fp8Matrix& to, StreamView stream) = 0;
+  /// format; where an element is not finite, all are NaN. With a magnitude, which has been written and is only read,
+  /// x is read once; without, twice.
+  virtual void quantize(MeasuredView x, const Fp8Matrix& to, StreamView stream) = 0;
+  /// Writes the magnitude of x, activations of any shape: for tensors that are quantized again later.
+  virtual void measure(MeasuredView x, StreamView stream) = 0;
   /// y (N, O) = residual + (x w^T + bias), as linear_add; `residual` may be empty. x (N, I) and w (O, I) are summed
   /// over their columns.
   virtual void fp8_linear(const Fp8Matrix& x, const Fp8Matrix& w, Fp8Accumulation sums, TensorView bias,
@@ -323,15 +340,16 @@ class Ops : public OpsRules {
   virtual void rope(TensorView x, TensorView table, RecordsView records, bool inverse, StreamView stream) = 0;
 
   // -- norms over the last dimension: x (N, C), weight (C) bf16 ------------------------------------------
+  // Results that are a MeasuredView are written with the magnitude, where that is there: here and below.
   /// y = (x - mean) * rstd * weight + bias. mean, rstd (N) f32, written, for backward.
-  virtual void layer_norm(TensorView x, TensorView weight, TensorView bias, TensorView y, TensorView mean,
+  virtual void layer_norm(TensorView x, TensorView weight, TensorView bias, MeasuredView y, TensorView mean,
                           TensorView rstd, float eps, StreamView stream) = 0;
   /// dx = or += (where `accumulate`); dweight, dbias (C) f32 added to, each may be empty.
   virtual void layer_norm_backward(TensorView dy, TensorView x, TensorView weight, TensorView mean, TensorView rstd,
                                    TensorView dx, bool accumulate, TensorView dweight, TensorView dbias,
                                    StreamView stream) = 0;
   /// y = x * rstd * (weight + its offset), rstd = 1 / sqrt(mean(x^2) + eps) (N) f32, written.
-  virtual void rms_norm(TensorView x, NormWeight weight, TensorView y, TensorView rstd, float eps,
+  virtual void rms_norm(TensorView x, NormWeight weight, MeasuredView y, TensorView rstd, float eps,
                         StreamView stream) = 0;
   /// `dx` may be the same memory as `dy` where not `accumulate`.
   virtual void rms_norm_backward(TensorView dy, TensorView x, NormWeight weight, TensorView rstd, TensorView dx,
@@ -339,17 +357,17 @@ class Ops : public OpsRules {
 
   // -- pointwise -----------------------------------------------------------------------------------------
   /// y = gelu(x), tanh form. Same shape.
-  virtual void gelu(TensorView x, TensorView y, StreamView stream) = 0;
+  virtual void gelu(TensorView x, MeasuredView y, StreamView stream) = 0;
   /// dx = dy gelu'(x); dx may be dy.
-  virtual void gelu_backward(TensorView dy, TensorView x, TensorView dx, StreamView stream) = 0;
+  virtual void gelu_backward(TensorView dy, TensorView x, MeasuredView dx, StreamView stream) = 0;
   /// y = silu(gate) * up.
-  virtual void swiglu(TensorView gate, TensorView up, TensorView y, StreamView stream) = 0;
+  virtual void swiglu(TensorView gate, TensorView up, MeasuredView y, StreamView stream) = 0;
   /// dgate, dup written; each may be the memory of gate, up respectively.
-  virtual void swiglu_backward(TensorView dy, TensorView gate, TensorView up, TensorView dgate, TensorView dup,
+  virtual void swiglu_backward(TensorView dy, TensorView gate, TensorView up, MeasuredView dgate, MeasuredView dup,
                                StreamView stream) = 0;
   /// y = gelu(gate) * up, and its backward likewise.
-  virtual void geglu(TensorView gate, TensorView up, TensorView y, StreamView stream) = 0;
-  virtual void geglu_backward(TensorView dy, TensorView gate, TensorView up, TensorView dgate, TensorView dup,
+  virtual void geglu(TensorView gate, TensorView up, MeasuredView y, StreamView stream) = 0;
+  virtual void geglu_backward(TensorView dy, TensorView gate, TensorView up, MeasuredView dgate, MeasuredView dup,
                               StreamView stream) = 0;
   /// y = a + b; y may be a or b.
   virtual void add(TensorView a, TensorView b, TensorView y, StreamView stream) = 0;

@@ -11,6 +11,7 @@
 
 #include "core/base/error.hpp"
 #include "core/host/isa.hpp"
+#include "core/host/large_copy.hpp"
 #include "core/host/mapped_memory.hpp"
 #include "core/host/numa_node.hpp"
 #include "core/host/topology.hpp"
@@ -18,7 +19,6 @@
 #include "cpu_ops/device/host_event.hpp"
 #include "cpu_ops/device/host_ops.hpp"
 #include "cpu_ops/device/host_stream.hpp"
-#include "cpu_ops/device/large_copy.hpp"
 #include "cpu_ops/device/pacer.hpp"
 #include "cpu_ops/device/wrapped_kernels.hpp"
 #include "cpu_ops/threads/parallel.hpp"

@@ -11,6 +11,11 @@ void EventRecord::pass(std::exception_ptr error) noexcept {
   changed_.notify_all();
 }
 
+bool EventRecord::passed_well() {
+  const std::lock_guard lock(mutex_);
+  return passed_ && !error_;
+}
+
 std::exception_ptr EventRecord::wait() {
   std::unique_lock lock(mutex_);
   changed_.wait(lock, [this] { return passed_; });

@@ -15,6 +15,8 @@ namespace tandem {
 class EventRecord {
  public:
   void pass(std::exception_ptr error) noexcept;
+  /// Whether it has passed without an error.
+  bool passed_well();
   /// Blocks until passed; returns the error carried, or null.
   std::exception_ptr wait();
   /// Blocks until passed or until the time is over; returns whether it has passed. Rethrows the error carried.

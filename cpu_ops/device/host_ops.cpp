@@ -32,6 +32,8 @@ std::size_t HostRules::fp8_bytes(std::int64_t rows, std::int64_t columns, Fp8Sum
 std::size_t HostOps::fp8_bytes(std::int64_t rows, std::int64_t columns, Fp8Sums) const {
   return fast::fp8_bytes(rows, columns);
 }
+std::size_t HostRules::magnitude_bytes() const { return fast::magnitude_bytes; }
+std::size_t HostOps::magnitude_bytes() const { return fast::magnitude_bytes; }
 
 void HostOps::bind_workspace(void* data, std::size_t bytes) { workspace_ = {static_cast<std::byte*>(data), bytes}; }
 
@@ -64,9 +66,14 @@ void HostOps::linear_backward_weight(TensorView dy, TensorView x, TensorView dw,
 
 // Products of eight-bit factors are those of the numbers that these stand for, so both kinds of sums are the same.
 
-void HostOps::quantize(TensorView x, const Fp8Matrix& to, StreamView stream) {
-  checks::quantize(x, to);
+void HostOps::quantize(MeasuredView x, const Fp8Matrix& to, StreamView stream) {
+  checks::quantize(x.values, to);
   enqueue_(stream, "quantize", [this, x, to] { fast::quantize(*parallel_, x, to); });
+}
+
+void HostOps::measure(MeasuredView x, StreamView stream) {
+  checks::measure(x);
+  enqueue_(stream, "measure", [this, x] { fast::measure(*parallel_, x); });
 }
 
 void HostOps::fp8_linear(const Fp8Matrix& x, const Fp8Matrix& w, Fp8Accumulation, TensorView bias, TensorView residual,
@@ -206,9 +213,9 @@ void HostOps::rope(TensorView x, TensorView table, RecordsView records, bool inv
 
 // -- norms -------------------------------------------------------------------------------------------------------
 
-void HostOps::layer_norm(TensorView x, TensorView weight, TensorView bias, TensorView y, TensorView mean,
+void HostOps::layer_norm(TensorView x, TensorView weight, TensorView bias, MeasuredView y, TensorView mean,
                          TensorView rstd, float eps, StreamView stream) {
-  checks::layer_norm(x, weight, bias, y, mean, rstd);
+  checks::layer_norm(x, weight, bias, y.values, mean, rstd);
   enqueue_(stream, "layer_norm", [this, x, weight, bias, y, mean, rstd, eps] {
     fast::layer_norm(*parallel_, x, weight, bias, y, mean, rstd, eps);
   });
@@ -223,8 +230,8 @@ void HostOps::layer_norm_backward(TensorView dy, TensorView x, TensorView weight
   });
 }
 
-void HostOps::rms_norm(TensorView x, NormWeight weight, TensorView y, TensorView rstd, float eps, StreamView stream) {
-  checks::rms_norm(x, weight.values, y, rstd);
+void HostOps::rms_norm(TensorView x, NormWeight weight, MeasuredView y, TensorView rstd, float eps, StreamView stream) {
+  checks::rms_norm(x, weight.values, y.values, rstd);
   enqueue_(stream, "rms_norm",
            [this, x, weight, y, rstd, eps] { fast::rms_norm(*parallel_, x, weight, y, rstd, eps); });
 }
@@ -239,36 +246,36 @@ void HostOps::rms_norm_backward(TensorView dy, TensorView x, NormWeight weight, 
 
 // -- pointwise ---------------------------------------------------------------------------------------------------
 
-void HostOps::gelu(TensorView x, TensorView y, StreamView stream) {
-  checks::gelu(x, y);
+void HostOps::gelu(TensorView x, MeasuredView y, StreamView stream) {
+  checks::gelu(x, y.values);
   enqueue_(stream, "gelu", [this, x, y] { fast::gelu(*parallel_, x, y); });
 }
 
-void HostOps::gelu_backward(TensorView dy, TensorView x, TensorView dx, StreamView stream) {
-  checks::gelu_backward(dy, x, dx);
+void HostOps::gelu_backward(TensorView dy, TensorView x, MeasuredView dx, StreamView stream) {
+  checks::gelu_backward(dy, x, dx.values);
   enqueue_(stream, "gelu_backward", [this, dy, x, dx] { fast::gelu_backward(*parallel_, dy, x, dx); });
 }
 
-void HostOps::swiglu(TensorView gate, TensorView up, TensorView y, StreamView stream) {
-  checks::gated("swiglu", gate, up, y);
+void HostOps::swiglu(TensorView gate, TensorView up, MeasuredView y, StreamView stream) {
+  checks::gated("swiglu", gate, up, y.values);
   enqueue_(stream, "swiglu", [this, gate, up, y] { fast::swiglu(*parallel_, gate, up, y); });
 }
 
-void HostOps::swiglu_backward(TensorView dy, TensorView gate, TensorView up, TensorView dgate, TensorView dup,
+void HostOps::swiglu_backward(TensorView dy, TensorView gate, TensorView up, MeasuredView dgate, MeasuredView dup,
                               StreamView stream) {
-  checks::gated_backward("swiglu_backward", dy, gate, up, dgate, dup);
+  checks::gated_backward("swiglu_backward", dy, gate, up, dgate.values, dup.values);
   enqueue_(stream, "swiglu_backward",
            [this, dy, gate, up, dgate, dup] { fast::swiglu_backward(*parallel_, dy, gate, up, dgate, dup); });
 }
 
-void HostOps::geglu(TensorView gate, TensorView up, TensorView y, StreamView stream) {
-  checks::gated("geglu", gate, up, y);
+void HostOps::geglu(TensorView gate, TensorView up, MeasuredView y, StreamView stream) {
+  checks::gated("geglu", gate, up, y.values);
   enqueue_(stream, "geglu", [this, gate, up, y] { fast::geglu(*parallel_, gate, up, y); });
 }
 
-void HostOps::geglu_backward(TensorView dy, TensorView gate, TensorView up, TensorView dgate, TensorView dup,
+void HostOps::geglu_backward(TensorView dy, TensorView gate, TensorView up, MeasuredView dgate, MeasuredView dup,
                              StreamView stream) {
-  checks::gated_backward("geglu_backward", dy, gate, up, dgate, dup);
+  checks::gated_backward("geglu_backward", dy, gate, up, dgate.values, dup.values);
   enqueue_(stream, "geglu_backward",
            [this, dy, gate, up, dgate, dup] { fast::geglu_backward(*parallel_, dy, gate, up, dgate, dup); });
 }

@@ -16,6 +16,7 @@ class HostRules final : public OpsRules {
   explicit HostRules(int threads) : threads_(threads) {}
   std::size_t workspace_bytes(const WorkspaceNeeds& needs) const override;
   std::size_t fp8_bytes(std::int64_t rows, std::int64_t columns, Fp8Sums sums) const override;
+  std::size_t magnitude_bytes() const override;
 
  private:
   int threads_;
@@ -35,13 +36,15 @@ class HostOps : public Ops {
 
   std::size_t workspace_bytes(const WorkspaceNeeds& needs) const override;
   std::size_t fp8_bytes(std::int64_t rows, std::int64_t columns, Fp8Sums sums) const override;
+  std::size_t magnitude_bytes() const override;
   void bind_workspace(void* data, std::size_t bytes) override;
 
   void linear(TensorView x, TensorView w, TensorView bias, TensorView y, StreamView stream) override;
   void linear_rows(TensorView x, TensorView w, TensorView bias, TensorView y, StreamView stream) override;
   void linear_backward_input(TensorView dy, TensorView w, TensorView dx, bool accumulate, StreamView stream) override;
   void linear_backward_weight(TensorView dy, TensorView x, TensorView dw, TensorView dbias, StreamView stream) override;
-  void quantize(TensorView x, const Fp8Matrix& to, StreamView stream) override;
+  void quantize(MeasuredView x, const Fp8Matrix& to, StreamView stream) override;
+  void measure(MeasuredView x, StreamView stream) override;
   void fp8_linear(const Fp8Matrix& x, const Fp8Matrix& w, Fp8Accumulation sums, TensorView bias, TensorView residual,
                   TensorView y, StreamView stream) override;
   void fp8_backward_input(const Fp8Matrix& dy, const Fp8Matrix& w, Fp8Accumulation sums, TensorView dx, bool accumulate,
@@ -75,22 +78,23 @@ class HostOps : public Ops {
                         const AttentionShape& shape, StreamView stream) override;
   void rope(TensorView x, TensorView table, RecordsView records, bool inverse, StreamView stream) override;
 
-  void layer_norm(TensorView x, TensorView weight, TensorView bias, TensorView y, TensorView mean, TensorView rstd,
+  void layer_norm(TensorView x, TensorView weight, TensorView bias, MeasuredView y, TensorView mean, TensorView rstd,
                   float eps, StreamView stream) override;
   void layer_norm_backward(TensorView dy, TensorView x, TensorView weight, TensorView mean, TensorView rstd,
                            TensorView dx, bool accumulate, TensorView dweight, TensorView dbias,
                            StreamView stream) override;
-  void rms_norm(TensorView x, NormWeight weight, TensorView y, TensorView rstd, float eps, StreamView stream) override;
+  void rms_norm(TensorView x, NormWeight weight, MeasuredView y, TensorView rstd, float eps,
+                StreamView stream) override;
   void rms_norm_backward(TensorView dy, TensorView x, NormWeight weight, TensorView rstd, TensorView dx,
                          bool accumulate, TensorView dweight, StreamView stream) override;
 
-  void gelu(TensorView x, TensorView y, StreamView stream) override;
-  void gelu_backward(TensorView dy, TensorView x, TensorView dx, StreamView stream) override;
-  void swiglu(TensorView gate, TensorView up, TensorView y, StreamView stream) override;
-  void swiglu_backward(TensorView dy, TensorView gate, TensorView up, TensorView dgate, TensorView dup,
+  void gelu(TensorView x, MeasuredView y, StreamView stream) override;
+  void gelu_backward(TensorView dy, TensorView x, MeasuredView dx, StreamView stream) override;
+  void swiglu(TensorView gate, TensorView up, MeasuredView y, StreamView stream) override;
+  void swiglu_backward(TensorView dy, TensorView gate, TensorView up, MeasuredView dgate, MeasuredView dup,
                        StreamView stream) override;
-  void geglu(TensorView gate, TensorView up, TensorView y, StreamView stream) override;
-  void geglu_backward(TensorView dy, TensorView gate, TensorView up, TensorView dgate, TensorView dup,
+  void geglu(TensorView gate, TensorView up, MeasuredView y, StreamView stream) override;
+  void geglu_backward(TensorView dy, TensorView gate, TensorView up, MeasuredView dgate, MeasuredView dup,
                       StreamView stream) override;
   void add(TensorView a, TensorView b, TensorView y, StreamView stream) override;
   void add_scaled(TensorView x, float factor, TensorView residual, TensorView y, StreamView stream) override;

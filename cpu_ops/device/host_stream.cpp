@@ -33,16 +33,26 @@ void HostStream::enqueue(std::string_view name, std::function<void()> work) {
 }
 
 void HostStream::enqueue_record(std::shared_ptr<EventRecord> record) {
+  if (all_done()) return record->pass(nullptr);
   push({.name = TaskName("record"), .record = std::move(record)});
 }
 
 void HostStream::enqueue_wait(std::shared_ptr<EventRecord> record) {
+  if (all_done() && record->passed_well()) return;
   push({.name = TaskName("wait"), .awaited = std::move(record)});
 }
 
 void HostStream::enqueue_call(std::function<void(std::exception_ptr)> then) {
   if (!then) throw MisuseError("empty call queued on stream '" + name_ + "'");
+  if (all_done()) return then(nullptr);
   push({.name = TaskName("call"), .then = std::move(then)});
+}
+
+/// Whether nothing is queued or running, and nothing has failed, that the hook does not have to see.
+bool HostStream::all_done() {
+  if (hook_ && *hook_) return false;
+  const std::lock_guard lock(mutex_);
+  return finished_ == queued_ && !error_;
 }
 
 void HostStream::push(Task task) {

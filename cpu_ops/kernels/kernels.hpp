@@ -4,6 +4,7 @@
 // the number of threads. `*_scratch` says how many bytes of workspace one call takes at most; it grows
 // with each of its arguments. Kernels without a Workspace need none.
 #include <cstddef>
+#include <cstdint>
 
 #include "core/ops/ops.hpp"
 #include "cpu_ops/kernels/scratch.hpp"
@@ -21,9 +22,12 @@ void linear_backward_weight(Parallel& parallel, const Workspace& workspace, Tens
 
 /// Bytes of an Fp8Matrix: its elements as the numbers that they stand for, in bf16.
 std::size_t fp8_bytes(std::int64_t rows, std::int64_t columns);
+/// Bytes of the magnitude of a MeasuredView: one integer.
+constexpr std::size_t magnitude_bytes = sizeof(std::uint32_t);
 /// View of the numbers of an eight-bit matrix in bf16, (R, C).
 TensorView fp8_values(const Fp8Matrix& m);
-void quantize(Parallel& parallel, TensorView x, const Fp8Matrix& to);
+void quantize(Parallel& parallel, MeasuredView x, const Fp8Matrix& to);
+void measure(Parallel& parallel, MeasuredView x);
 
 void route(Parallel& parallel, TensorView logits, bool normalized, const Routing& routing);
 void route_backward(Parallel& parallel, TensorView drouting_weights, TensorView logits, bool normalized,
@@ -68,22 +72,22 @@ void cached_attention(Parallel& parallel, const Workspace& workspace, HeadsView 
                       const CachedTokens& tokens, TensorView out, const AttentionShape& shape);
 void rope(Parallel& parallel, TensorView x, TensorView table, bool inverse, RecordsView records = {});
 
-void layer_norm(Parallel& parallel, TensorView x, TensorView weight, TensorView bias, TensorView y, TensorView mean,
+void layer_norm(Parallel& parallel, TensorView x, TensorView weight, TensorView bias, MeasuredView y, TensorView mean,
                 TensorView rstd, float eps);
 void layer_norm_backward(Parallel& parallel, TensorView dy, TensorView x, TensorView weight, TensorView mean,
                          TensorView rstd, TensorView dx, bool accumulate, TensorView dweight, TensorView dbias);
-void rms_norm(Parallel& parallel, TensorView x, NormWeight weight, TensorView y, TensorView rstd, float eps);
+void rms_norm(Parallel& parallel, TensorView x, NormWeight weight, MeasuredView y, TensorView rstd, float eps);
 void rms_norm_backward(Parallel& parallel, TensorView dy, TensorView x, NormWeight weight, TensorView rstd,
                        TensorView dx, bool accumulate, TensorView dweight);
 
-void gelu(Parallel& parallel, TensorView x, TensorView y);
-void gelu_backward(Parallel& parallel, TensorView dy, TensorView x, TensorView dx);
-void swiglu(Parallel& parallel, TensorView gate, TensorView up, TensorView y);
-void swiglu_backward(Parallel& parallel, TensorView dy, TensorView gate, TensorView up, TensorView dgate,
-                     TensorView dup);
-void geglu(Parallel& parallel, TensorView gate, TensorView up, TensorView y);
-void geglu_backward(Parallel& parallel, TensorView dy, TensorView gate, TensorView up, TensorView dgate,
-                    TensorView dup);
+void gelu(Parallel& parallel, TensorView x, MeasuredView y);
+void gelu_backward(Parallel& parallel, TensorView dy, TensorView x, MeasuredView dx);
+void swiglu(Parallel& parallel, TensorView gate, TensorView up, MeasuredView y);
+void swiglu_backward(Parallel& parallel, TensorView dy, TensorView gate, TensorView up, MeasuredView dgate,
+                     MeasuredView dup);
+void geglu(Parallel& parallel, TensorView gate, TensorView up, MeasuredView y);
+void geglu_backward(Parallel& parallel, TensorView dy, TensorView gate, TensorView up, MeasuredView dgate,
+                    MeasuredView dup);
 void add(Parallel& parallel, TensorView a, TensorView b, TensorView y);
 void add_scaled(Parallel& parallel, TensorView x, float factor, TensorView residual, TensorView y);
 void dropout(Parallel& parallel, TensorView x, const Dropout& of, TensorView y, bool accumulate);

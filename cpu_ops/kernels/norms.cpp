@@ -4,6 +4,7 @@
 #include "cpu_ops/kernels/elements.hpp"
 #include "cpu_ops/kernels/kernels.hpp"
 #include "cpu_ops/kernels/lane_sums.hpp"
+#include "cpu_ops/kernels/magnitude.hpp"
 
 namespace tandem::fast {
 namespace {
@@ -11,14 +12,25 @@ namespace {
 /// Rows that a thread takes at once: about 16 Ki elements.
 std::int64_t rows_at_once(std::int64_t channels) { return std::max<std::int64_t>(1, 16 * 1024 / channels); }
 
-/// Runs body(row) for all rows on all threads, vectorised.
-template <class Body>
-void for_rows(Parallel& parallel, std::int64_t rows, std::int64_t channels, const Body& body) {
+/// Runs body(row) for all rows on all threads, vectorised, then after(begin, length) for rows that are done.
+template <class Body, class After>
+void for_rows(Parallel& parallel, std::int64_t rows, std::int64_t channels, const Body& body, const After& after) {
   for_ranges(parallel, rows, rows_at_once(channels), [=](std::int64_t begin, std::int64_t length) {
     vectorised([=] {
       for (std::int64_t row = begin; row < begin + length; ++row) body(row);
     });
+    after(begin, length);
   });
+}
+template <class Body>
+void for_rows(Parallel& parallel, std::int64_t rows, std::int64_t channels, const Body& body) {
+  for_rows(parallel, rows, channels, body, [](std::int64_t, std::int64_t) {});
+}
+
+/// Adds rows to a magnitude.
+template <class T>
+auto rows_into(const Magnitude& largest, const T* y, std::int64_t channels) {
+  return [=](std::int64_t begin, std::int64_t length) { largest.add(y + begin * channels, length * channels); };
 }
 
 constexpr std::int64_t columns_at_once = 64;
@@ -82,7 +94,7 @@ void norm_backward_rows(Parallel& parallel, std::int64_t rows, std::int64_t chan
 
 }  // namespace
 
-void layer_norm(Parallel& parallel, TensorView x, TensorView weight, TensorView bias, TensorView y, TensorView mean,
+void layer_norm(Parallel& parallel, TensorView x, TensorView weight, TensorView bias, MeasuredView y, TensorView mean,
                 TensorView rstd, float eps) {
   const std::int64_t rows = x.shape[0], channels = x.shape[1];
   const bf16 *const w = weight.as<bf16>(), *const b = optional<bf16>(bias);
@@ -90,8 +102,8 @@ void layer_norm(Parallel& parallel, TensorView x, TensorView weight, TensorView 
   const float inverse = 1.0F / static_cast<float>(channels);
   with_activation(x.dtype, [&]<class T>(T) {
     const T* const in = x.as<T>();
-    T* const out = y.as<T>();
-    for_rows(parallel, rows, channels, [=](std::int64_t row) {
+    T* const out = y.values.as<T>();
+    const auto normalize = [=](std::int64_t row) {
       const T* const v = in + row * channels;
       T* const result = out + row * channels;
       const float m = inverse * lane_sum(channels, [=](std::int64_t c) { return to_float(v[c]); });
@@ -107,7 +119,8 @@ void layer_norm(Parallel& parallel, TensorView x, TensorView weight, TensorView 
         const float shift = b == nullptr ? 0.0F : to_float(b[c]);
         result[c] = from_float<T>(numerics::fma((to_float(v[c]) - m) * r, to_float(w[c]), shift));
       }
-    });
+    };
+    for_rows(parallel, rows, channels, normalize, rows_into(Magnitude(y.magnitude), out, channels));
   });
 }
 
@@ -125,7 +138,7 @@ void layer_norm_backward(Parallel& parallel, TensorView dy, TensorView x, Tensor
   });
 }
 
-void rms_norm(Parallel& parallel, TensorView x, NormWeight weight, TensorView y, TensorView rstd, float eps) {
+void rms_norm(Parallel& parallel, TensorView x, NormWeight weight, MeasuredView y, TensorView rstd, float eps) {
   const std::int64_t rows = x.shape[0], channels = x.shape[1];
   const bf16* const w = weight.values.as<bf16>();
   const float offset = weight.offset;
@@ -133,8 +146,8 @@ void rms_norm(Parallel& parallel, TensorView x, NormWeight weight, TensorView y,
   const float inverse = 1.0F / static_cast<float>(channels);
   with_activation(x.dtype, [&]<class T>(T) {
     const T* const in = x.as<T>();
-    T* const out = y.as<T>();
-    for_rows(parallel, rows, channels, [=](std::int64_t row) {
+    T* const out = y.values.as<T>();
+    const auto normalize = [=](std::int64_t row) {
       const T* const v = in + row * channels;
       T* const result = out + row * channels;
       const float square =
@@ -145,7 +158,8 @@ void rms_norm(Parallel& parallel, TensorView x, NormWeight weight, TensorView y,
       for (std::int64_t c = 0; c < channels; ++c) {
         result[c] = from_float<T>(to_float(v[c]) * r * (to_float(w[c]) + offset));
       }
-    });
+    };
+    for_rows(parallel, rows, channels, normalize, rows_into(Magnitude(y.magnitude), out, channels));
   });
 }
 

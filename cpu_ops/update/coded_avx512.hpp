@@ -7,10 +7,13 @@
 namespace tandem::kernels {
 namespace {
 
-/// Codes in the low byte of the even elements, and of the upper half of the odd ones.
-inline void store_codes(std::uint8_t* codes, const EvenOdd& x) {
-  const __m512i halves = _mm512_mask_blend_epi16(upper_halves, x.even, x.odd);
-  _mm256_storeu_si256(reinterpret_cast<__m256i*>(codes), _mm512_cvtepi16_epi8(halves));
+/// Codes of 32 elements, 16 bits each: those of the even elements come low in their lanes, of the odd ones in the upper
+/// half.
+inline __m512i in_halves(const EvenOdd& x) { return _mm512_mask_blend_epi16(upper_halves, x.even, x.odd); }
+/// Codes of 64 elements, a byte each, from two vectors of 16 bits.
+inline __m512i in_bytes(const __m512i (&halves)[2]) {
+  const __m512i dealt = _mm512_packus_epi16(halves[0], halves[1]);
+  return _mm512_permutexvar_epi64(_mm512_setr_epi64(0, 2, 4, 6, 1, 3, 5, 7), dealt);
 }
 
 /// numerics::adamw_block of 64 elements from `i` on. `watcher` is told of each vector, even elements of 32 before the
@@ -41,22 +44,26 @@ template <class Watcher>
     largest_m = _mm512_max_epu32(largest_m, _mm512_max_epu32(magnitude_of(even[j].m), magnitude_of(odd[j].m)));
     largest_v = _mm512_max_epu32(largest_v, _mm512_max_epu32(magnitude_of(even[j].v), magnitude_of(odd[j].v)));
   }
+  const TwoVectors random = bits.words((p.index + static_cast<std::uint64_t>(i)) /
+                                       numerics::coded_elements_per_block);  // while the divisions are under way
   if (nan != 0) [[unlikely]]
     return false;
-  watcher.store();
   const std::uint32_t m_exponent = numerics::m_exponent(_mm512_reduce_max_epu32(largest_m));
   const std::uint32_t v_exponent = numerics::v_exponent(_mm512_reduce_max_epu32(largest_v));
   const __m512 new_scale = power(254 - m_exponent);
   const __m512i new_base = all(numerics::v_base(v_exponent));
-  const TwoVectors random = bits.words((p.index + static_cast<std::uint64_t>(i)) / numerics::coded_elements_per_block);
+  watcher.store();
+  __m512i m_halves[lines], v_halves[lines];
   for (int j = 0; j < lines; ++j) {
     store_masters(p, i + 32 * j, even[j].master, odd[j].master);
     const EvenOdd of_its_m = increments(random.of[j]), of_its_v = increments(exchanged(random.of[j]));
-    store_codes(of_m.codes + 32 * j,
-                {encode_m<0>(even[j].m, new_scale, of_its_m.even), encode_m<16>(odd[j].m, new_scale, of_its_m.odd)});
-    store_codes(of_v.codes + 32 * j,
-                {encode_v<0>(even[j].v, new_base, of_its_v.even), encode_v<16>(odd[j].v, new_base, of_its_v.odd)});
+    m_halves[j] =
+        in_halves({encode_m<0>(even[j].m, new_scale, of_its_m.even), encode_m<16>(odd[j].m, new_scale, of_its_m.odd)});
+    v_halves[j] =
+        in_halves({encode_v<0>(even[j].v, new_base, of_its_v.even), encode_v<16>(odd[j].v, new_base, of_its_v.odd)});
   }
+  _mm512_storeu_si512(of_m.codes, in_bytes(m_halves));
+  _mm512_storeu_si512(of_v.codes, in_bytes(v_halves));
   *of_m.exponent = static_cast<std::uint8_t>(m_exponent);
   *of_v.exponent = static_cast<std::uint8_t>(v_exponent);
   return true;

@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "cpu_ops/update/undo_block.hpp"
+#include "cpu_ops/update/undo_kernels.hpp"
 
 namespace tandem::kernels {
 namespace {
@@ -16,13 +17,13 @@ AdamPiece block_of(const AdamPiece& piece, std::int64_t block) {
 /// Whether coded moments of a block hold a NaN, which has no estimate.
 bool holds_nan(const AdamPiece& block) {
   if (block.format != StateFormat::byte_moments) return false;
-  for (std::int64_t i = 0; i < layout_quantum; i += coded_block) {
-    if (*coded_block_at(block.state.m, i).exponent == numerics::exponent_of_nan ||
-        *coded_block_at(block.state.v, i).exponent == numerics::exponent_of_nan) {
-      return true;
-    }
+  const std::uint8_t *const m = coded_block_at(block.state.m, 0).exponent, *const v = coded_block_at(block.state.v, 0)
+                                                                                          .exponent;
+  bool nan = false;  // no early end: all are compared at once
+  for (std::int64_t g = 0; g < undo_groups; ++g) {
+    nan |= m[g] == numerics::exponent_of_nan || v[g] == numerics::exponent_of_nan;
   }
-  return false;
+  return nan;
 }
 
 }  // namespace

@@ -93,15 +93,17 @@ inline Bytes narrow_in_order(const Group& x, std::uint32_t most) {
   };
   return {{half(0), half(4)}};
 }
-/// The differences of a group in vectors of the even and of the odd elements of each sixteen, in order, a byte each.
-inline Bytes narrow_apart(const Group& x, std::uint32_t most) {
+/// The differences of a group in vectors of the even and of the odd elements of each sixteen, in order, a byte each,
+/// and `more` added; `most` in place of those above.
+inline Bytes narrow_apart(const Group& x, std::uint32_t more, std::uint32_t most) {
   return of_both([&](int j) {
     const Bits* const of = x + 4 * j;
     const __m256i dealt = _mm256_packs_epi16(_mm256_packs_epi32(of[0], of[2]), _mm256_packs_epi32(of[1], of[3]));
     // In each 128 bits now 4 bytes each of even and of odd elements of the first sixteen and then of the second.
     constexpr std::int64_t first = 0x0b030a0209010800, second = 0x0f070e060d050c04;
     const __m256i evens_and_odds = _mm256_setr_epi64x(first, second, first, second);
-    return _mm256_min_epu8(in_order(_mm256_shuffle_epi8(dealt, evens_and_odds)), every_byte(most));
+    const __m256i ordered = in_order(_mm256_shuffle_epi8(dealt, evens_and_odds));
+    return _mm256_min_epu8(_mm256_add_epi8(ordered, every_byte(more)), every_byte(most));
   });
 }
 inline std::uint64_t equal(__m256i bytes, std::uint32_t x) {

@@ -87,13 +87,15 @@ inline Bytes narrow_in_order(const Group& x, std::uint32_t most) {
   const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
   return at_most(_mm512_permutexvar_epi32(order, dealt), most);
 }
-/// The differences of a group in vectors of the even and of the odd elements of each 32, in order, a byte each.
-inline Bytes narrow_apart(const Group& x, std::uint32_t most) {
+/// The differences of a group in vectors of the even and of the odd elements of each 32, in order, a byte each, and
+/// `more` added; `most` in place of those above.
+inline Bytes narrow_apart(const Group& x, std::uint32_t more, std::uint32_t most) {
   const __m512i dealt = _mm512_packs_epi16(_mm512_packs_epi32(x[0], x[2]), _mm512_packs_epi32(x[1], x[3]));
   // In each 128 bits now 4 bytes each of even and of odd elements of the first 32 and then of the second.
   const __m512i evens_and_odds = _mm512_set4_epi32(0x0f070e06, 0x0d050c04, 0x0b030a02, 0x09010800);
   const __m512i order = _mm512_setr_epi64(0, 2, 4, 6, 1, 3, 5, 7);
-  return at_most(_mm512_permutexvar_epi64(order, _mm512_shuffle_epi8(dealt, evens_and_odds)), most);
+  const Bytes ordered = _mm512_permutexvar_epi64(order, _mm512_shuffle_epi8(dealt, evens_and_odds));
+  return at_most(_mm512_add_epi8(ordered, _mm512_set1_epi8(static_cast<char>(more))), most);
 }
 /// A bit for each byte that is `x`.
 inline std::uint64_t equal(Bytes bytes, std::uint32_t x) {

@@ -34,7 +34,9 @@ void restore(Isa isa, const UndoBlock& block, const EscapeLists& lists, std::int
 void keep_exponents(const CodedBlock& block, std::uint32_t least, std::uint8_t* kept) {
   static_assert(layout_quantum == coded_record, "a block's exponents follow one another");
   std::copy_n(block.exponent, undo_groups, kept);
-  if (std::find(kept, kept + undo_groups, least) == kept + undo_groups) return;
+  bool any = false;  // no early end: all are compared at once
+  for (std::int64_t g = 0; g < undo_groups; ++g) any |= kept[g] == least;
+  if (!any) return;
   for (std::int64_t g = 0; g < undo_groups; ++g) {
     const std::uint8_t* const codes = block.codes + g * undo_group;
     const bool zeros = std::all_of(codes, codes + undo_group, [](std::uint8_t code) { return code == 0; });
@@ -57,7 +59,7 @@ bool update_block(Isa isa, const AdamPiece& piece, const AdamCoefficients& c, co
   Unfound old;
   PoolBytes pool;
   const std::int64_t updated = record(isa, block, old);
-  const UndoCounts counts = write_pool(piece, old, pool);
+  const UndoCounts counts = write_pool(isa, piece, old, pool);
   const bool stays = updated == layout_quantum && offset + run.bytes_of(counts) <= run.pool_bytes();
   if (stays) {
     std::memcpy(run.pool() + offset, pool.bytes, run.bytes_of(counts));

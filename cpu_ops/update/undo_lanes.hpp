@@ -108,9 +108,12 @@ void store_master(const AdamPiece& p, std::int64_t i, Bits x) {
 
 // -- the update -------------------------------------------------------------------------------------------------
 
+/// Units that old masters are above their estimates.
+inline Bits above_estimate(Floats old, Floats next, Floats direction, const Constants& k) {
+  return subtract(bits_of(old), bits_of(estimate_master(next, direction, k)));
+}
 inline Bits master_difference(Floats old, Floats next, Floats direction, const Constants& k) {
-  const Bits estimate = bits_of(estimate_master(next, direction, k));
-  return add(subtract(bits_of(old), estimate), all(numerics::master_range));
+  return add(above_estimate(old, next, direction, k), all(numerics::master_range));
 }
 
 /// A group that is updated, nothing of it stored.

@@ -6,12 +6,6 @@
 namespace tandem::kernels {
 namespace {
 
-/// Entries that were written.
-struct Written {
-  std::byte* end;
-  std::int64_t count;
-};
-
 template <class Word>
 std::byte* put(std::byte* pool, Word word) {
   std::memcpy(pool, &word, sizeof word);
@@ -61,12 +55,23 @@ bool loses_none(const OldMoment& old) {
   return any == 0;
 }
 
+/// Whether instructions that compress vectors of bytes may be used: Ice Lake and Zen 4 have them, the first processors
+/// with AVX-512 do not.
+bool compresses_bytes(Isa isa) {
+  static const bool supported = __builtin_cpu_supports("avx512vbmi2");
+  return supported && isa == Isa::avx512;
+}
+
 /// Writes entries of a rounded moment: how many elements lie between one and the one before, and old bits. The end of a
 /// group is no branch: where it comes cannot be foreseen.
 template <class Word>
-Written put_entries(std::byte* pool, const OldMoment& old) {
+Written put_entries(Isa isa, std::byte* pool, const OldMoment& old) {
   Written written{pool, 0};
   if (loses_none(old)) return written;
+  if (compresses_bytes(isa)) {
+    const Written near = put_near_entries_avx512<Word>(pool, old);
+    if (near.end != nullptr) return near;
+  }
   const LostGroups groups(old);
   const Word* const words = old.words<Word>();
   std::uint32_t next = 0;
@@ -101,8 +106,8 @@ const std::byte* get_entries(const std::byte* pool, std::int64_t entries, Escape
 }
 
 template <StateFormat format>
-Written put_moment(std::byte* pool, const EscapeList& list, const OldMoment& old) {
-  if constexpr (rounds_moments(format)) return put_entries<MomentWord<format>>(pool, old);
+Written put_moment(Isa isa, std::byte* pool, const EscapeList& list, const OldMoment& old) {
+  if constexpr (rounds_moments(format)) return put_entries<MomentWord<format>>(isa, pool, old);
   return put_list(pool, list);
 }
 template <StateFormat format>
@@ -113,11 +118,11 @@ const std::byte* get_moment(const std::byte* pool, std::int64_t count, EscapeLis
 
 }  // namespace
 
-UndoCounts write_pool(const AdamPiece& block, const Unfound& old, PoolBytes& pool) {
+UndoCounts write_pool(Isa isa, const AdamPiece& block, const Unfound& old, PoolBytes& pool) {
   UndoCounts counts{.updated = 1};
   with_adamw_format(block, [&]<StateFormat format>(Format<format>) {
-    const Written m = put_moment<format>(pool.bytes, old.lists.m, old.m);
-    const Written v = put_moment<format>(m.end, old.lists.v, old.v);
+    const Written m = put_moment<format>(isa, pool.bytes, old.lists.m, old.m);
+    const Written v = put_moment<format>(isa, m.end, old.lists.v, old.v);
     const Written master = put_list(v.end, old.lists.master);
     counts.m = static_cast<std::uint16_t>(m.count);
     counts.v = static_cast<std::uint16_t>(v.count);

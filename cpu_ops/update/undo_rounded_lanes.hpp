@@ -74,10 +74,10 @@ class MasterRecord {
       : b_(b), first_(first), k_(k), list_(list) {}
 
   void update(int j, Floats old, const Step& step, Floats master) {
-    differences_[j] = master_difference(old, master, step.direction, k_);
+    above_[j] = above_estimate(old, master, step.direction, k_);
   }
   void store() {
-    const Bytes codes = narrow_apart(differences_, numerics::master_escape);
+    const Bytes codes = narrow_apart(above_, numerics::master_range, numerics::master_escape);
     const std::uint64_t escapes = equal(codes, numerics::master_escape);
     if (escapes != 0) {
       append(escapes, list_, OldMasters<StateFormat::byte_moments>{b_.piece, first_});
@@ -90,20 +90,33 @@ class MasterRecord {
   std::int64_t first_;
   const Constants& k_;
   EscapeList& list_;
-  Group differences_;
+  Group above_;
 };
 
-/// Codes by which a moment of each group may have grown, or what it must have fallen by: numerics::code_reach.
+/// Codes by which a moment of each group may have grown, or what it must have fallen by: numerics::code_reach, which is
+/// 8 for each octave.
 struct CodeReaches {
   /// From exponents of a block's groups, those before as they were kept.
   CodeReaches(const std::uint8_t* before, const std::uint8_t* after, int octaves, std::uint32_t most) {
-    for (std::int64_t g = 0; g < undo_groups; ++g) {
-      const std::int32_t reach = numerics::code_reach(before[g], after[g], octaves, most);
-      more[g] = static_cast<std::uint8_t>(std::max(reach, 0));
-      less[g] = static_cast<std::uint8_t>(std::max(-reach, 0));
-    }
+    const __m128i old = load_sixteen(before), next = load_sixteen(after);
+    const __m128i allowed = _mm_set1_epi8(static_cast<char>(octaves));
+    const __m128i fell = _mm_subs_epu8(old, next), rose = _mm_subs_epu8(next, old);
+    const __m128i none = _mm_cmpeq_epi8(_mm_max_epu8(next, _mm_set1_epi8(static_cast<char>(most))), next);
+    const __m128i up = _mm_adds_epu8(fell, _mm_subs_epu8(allowed, rose)), down = _mm_subs_epu8(rose, allowed);
+    store_sixteen(more, _mm_andnot_si128(none, of_octaves(up)));
+    store_sixteen(less, _mm_or_si128(none, of_octaves(down)));
   }
   std::uint8_t more[undo_groups], less[undo_groups];
+
+ private:
+  static_assert(undo_groups == 16);
+  static __m128i load_sixteen(const std::uint8_t* p) { return _mm_loadu_si128(reinterpret_cast<const __m128i*>(p)); }
+  static void store_sixteen(std::uint8_t* p, __m128i x) { _mm_storeu_si128(reinterpret_cast<__m128i*>(p), x); }
+  /// Doubled three times, at most 255.
+  static __m128i of_octaves(__m128i x) {
+    for (int i = 0; i < 3; ++i) x = _mm_adds_epu8(x, x);
+    return x;
+  }
 };
 
 /// Completes the codes of groups whose updates are stored, those of the first `count` elements.

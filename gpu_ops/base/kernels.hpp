@@ -21,13 +21,13 @@ void norm_blocks(const bf16* gradient, std::int64_t count, double* partial, CUst
 void norm_blocks(const float* gradient, std::int64_t count, double* partial, CUstream_st* stream);
 
 // -- pointwise.cu --------------------------------------------------------------------------------------------------
-void gelu(TensorView x, TensorView y, CUstream_st* stream);
-void gelu_backward(TensorView dy, TensorView x, TensorView dx, CUstream_st* stream);
-void swiglu(TensorView gate, TensorView up, TensorView y, CUstream_st* stream);
-void swiglu_backward(TensorView dy, TensorView gate, TensorView up, TensorView dgate, TensorView dup,
+void gelu(TensorView x, MeasuredView y, CUstream_st* stream);
+void gelu_backward(TensorView dy, TensorView x, MeasuredView dx, CUstream_st* stream);
+void swiglu(TensorView gate, TensorView up, MeasuredView y, CUstream_st* stream);
+void swiglu_backward(TensorView dy, TensorView gate, TensorView up, MeasuredView dgate, MeasuredView dup,
                      CUstream_st* stream);
-void geglu(TensorView gate, TensorView up, TensorView y, CUstream_st* stream);
-void geglu_backward(TensorView dy, TensorView gate, TensorView up, TensorView dgate, TensorView dup,
+void geglu(TensorView gate, TensorView up, MeasuredView y, CUstream_st* stream);
+void geglu_backward(TensorView dy, TensorView gate, TensorView up, MeasuredView dgate, MeasuredView dup,
                     CUstream_st* stream);
 void add(TensorView a, TensorView b, TensorView y, CUstream_st* stream);
 void add_scaled(TensorView x, float factor, TensorView residual, TensorView y, CUstream_st* stream);
@@ -41,12 +41,13 @@ void decode(const CodedWeight& from, TensorView weight, CUstream_st* stream);
 
 // -- fp8.cu: the bits of core/numerics -----------------------------------------------------------------------------
 /// Memory of the matrix is aligned to 16 bytes.
-void quantize(TensorView x, const Fp8Matrix& to, CUstream_st* stream);
+void quantize(MeasuredView x, const Fp8Matrix& to, CUstream_st* stream);
+void measure(MeasuredView x, CUstream_st* stream);
 
 // -- norms.cu ------------------------------------------------------------------------------------------------------
-void layer_norm(TensorView x, TensorView weight, TensorView bias, TensorView y, TensorView mean, TensorView rstd,
+void layer_norm(TensorView x, TensorView weight, TensorView bias, MeasuredView y, TensorView mean, TensorView rstd,
                 float eps, CUstream_st* stream);
-void rms_norm(TensorView x, NormWeight weight, TensorView y, TensorView rstd, float eps, CUstream_st* stream);
+void rms_norm(TensorView x, NormWeight weight, MeasuredView y, TensorView rstd, float eps, CUstream_st* stream);
 
 // -- norms_backward.cu ---------------------------------------------------------------------------------------------
 /// dx = or += (where `accumulate`); dweight, dbias (C) f32 +=, each may be empty. `mean` is empty for RMSNorm.

@@ -122,6 +122,7 @@ std::size_t ops_scratch(const WorkspaceNeeds& needs, std::size_t matmul, std::si
 std::size_t TypicalRules::fp8_bytes(std::int64_t rows, std::int64_t columns, Fp8Sums sums) const {
   return gpu::fp8_bytes(rows, columns, sums);
 }
+std::size_t TypicalRules::magnitude_bytes() const { return sizeof(Largest); }
 
 std::size_t TypicalRules::workspace_bytes(const WorkspaceNeeds& needs) const {
   const std::size_t attention =  // needs without heads have no attention

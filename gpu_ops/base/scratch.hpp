@@ -71,6 +71,7 @@ class TypicalRules final : public OpsRules {
  public:
   std::size_t workspace_bytes(const WorkspaceNeeds& needs) const override;
   std::size_t fp8_bytes(std::int64_t rows, std::int64_t columns, Fp8Sums sums) const override;
+  std::size_t magnitude_bytes() const override;
 };
 
 }  // namespace tandem::gpu

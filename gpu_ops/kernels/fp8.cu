@@ -1,38 +1,20 @@
-// Matrices of bf16 to eight-bit floating point (base/fp8_matrix.hpp): a pass finds the largest magnitude of each part, a
-// second one the largest of these, and writes the codes, as they lie, transposed, or both. Bound by memory.
-#include "core/numerics/fp8_scale.hpp"
-#include "gpu_ops/base/fp8_matrix.hpp"
+// Matrices of bf16 to eight-bit floating point (base/fp8_matrix.hpp): a pass finds the largest magnitude of each part,
+// unless whoever wrote the matrix has; another one the largest of these, and writes the codes, as they lie, transposed,
+// or both. Bound by memory.
 #include "gpu_ops/base/kernels.hpp"
 #include "gpu_ops/base/launch.hpp"
-#include "gpu_ops/kernels/elements.hpp"
+#include "gpu_ops/kernels/magnitude.hpp"
 
 namespace tandem::gpu {
 namespace {
 
-TANDEM_DEVICE std::uint32_t larger(std::uint32_t a, std::uint32_t b) { return a > b ? a : b; }
-
-/// Largest value of all threads of a block, in each. All threads call it, once for each `room` of most_warps.
-TANDEM_DEVICE std::uint32_t block_maximum(std::uint32_t value, std::uint32_t* room) {
-  for (int distance = warp_lanes / 2; distance > 0; distance /= 2) value = larger(value, shuffle_xor(value, distance));
-  if (own_lane() == 0) room[thread_index() / warp_lanes] = value;
-  barrier();
-  TANDEM_UNROLL
-  for (int warp = 0; warp < most_warps; ++warp) value = larger(value, room[warp]);
-  return value;
-}
-
 template <class T>
 TANDEM_KERNEL(most_threads)
-fp8_maximum_kernel(const T* x, std::int64_t count, std::uint32_t* largest, bool aligned) {
+fp8_maximum_kernel(const T* x, std::int64_t count, Largest* largest, bool aligned) {
   TANDEM_SHARED(std::uint32_t, room, most_warps);
-  std::uint32_t seen = 0;
-  for_spans(count, aligned, [&](const Span& span) {
-    const Floats p = load(x, span);
-    TANDEM_UNROLL
-    for (int i = 0; i < packet; ++i) seen = larger(seen, numerics::fp8_magnitude(p.x[i]));
-  });
-  const std::uint32_t all = block_maximum(seen, room);
-  if (thread_index() == 0) largest[block_index()] = all;
+  Magnitude magnitude(largest);
+  for_spans(count, aligned, [&](const Span& span) { magnitude.add(span, load(x, span)); });
+  magnitude.write(room);
 }
 
 /// Exponent of a matrix, and whether its elements are finite.
@@ -41,11 +23,12 @@ struct Scale {
   bool finite;
 };
 
-/// The scale, from the largest magnitudes of `parts` parts.
+/// The scale, from the largest magnitudes of all parts.
 template <class Format>
-TANDEM_DEVICE Scale scale_of(const std::uint32_t* largest, int parts, std::uint32_t* room) {
+TANDEM_DEVICE Scale scale_of(const Largest* largest, std::uint32_t* room) {
   std::uint32_t seen = 0;
-  for (int i = thread_index(); i < parts; i += block_size()) seen = larger(seen, largest[i]);
+  const auto parts = static_cast<int>(largest->parts);
+  for (int i = thread_index(); i < parts; i += block_size()) seen = larger(seen, largest->part[i]);
   const std::uint32_t magnitude = block_maximum(seen, room);
   const bool finite = magnitude < numerics::fp8_not_finite;
   return {finite ? numerics::fp8_exponent<Format>(magnitude) : 0, finite};
@@ -71,10 +54,10 @@ TANDEM_DEVICE void write_scale(const Scale& scale, float* to) {
 /// Codes as the elements lie. Counts are whole packets.
 template <class Format, class T>
 TANDEM_KERNEL(most_threads)
-fp8_codes_kernel(const T* x, std::int64_t count, const std::uint32_t* largest, int parts, std::uint8_t* codes,
-                 float* scale, bool aligned) {
+fp8_codes_kernel(const T* x, std::int64_t count, const Largest* largest, std::uint8_t* codes, float* scale,
+                 bool aligned) {
   TANDEM_SHARED(std::uint32_t, room, most_warps);
-  const Scale s = scale_of<Format>(largest, parts, room);
+  const Scale s = scale_of<Format>(largest, room);
   write_scale(s, scale);
   for_spans(count, aligned,
             [&](const Span& span) { store_two_words(codes + span.at, codes_of<Format>(load(x, span), s)); });
@@ -89,11 +72,11 @@ constexpr int fp8_pitch = fp8_tile + 4;
 /// Codes transposed, and, where `codes` is not null, as the elements lie. Rows and columns are multiples of 16.
 template <class Format, class T>
 TANDEM_KERNEL(most_threads)
-fp8_transposed_kernel(const T* x, std::int64_t rows, std::int64_t columns, const std::uint32_t* largest, int parts,
-                      std::uint8_t* codes, std::uint8_t* transposed, float* scale, bool aligned) {
+fp8_transposed_kernel(const T* x, std::int64_t rows, std::int64_t columns, const Largest* largest, std::uint8_t* codes,
+                      std::uint8_t* transposed, float* scale, bool aligned) {
   TANDEM_SHARED(std::uint32_t, room, most_warps);
   TANDEM_SHARED(std::uint8_t, tile, fp8_tile * fp8_pitch);
-  const Scale s = scale_of<Format>(largest, parts, room);
+  const Scale s = scale_of<Format>(largest, room);
   write_scale(s, scale);
   const std::int64_t across = ceil_div(columns, fp8_tile), tiles = across * ceil_div(rows, fp8_tile);
   for (std::int64_t index = block_index(); index < tiles; index += grid_size()) {
@@ -124,31 +107,40 @@ fp8_transposed_kernel(const T* x, std::int64_t rows, std::int64_t columns, const
   }
 }
 
+template <class T>
+void find_largest(TensorView x, Largest* to, CUstream_st* stream) {
+  launch("fp8_maximum", fp8_maximum_kernel<T>, measured(pointwise_geometry(x.count()), {x, to}), stream, x.as<T>(),
+         x.count(), to, aligned(x.data));
+}
+
 template <class Format, class T>
-void launch_quantize(TensorView x, const Fp8Matrix& to, CUstream_st* stream) {
+void launch_quantize(const MeasuredView& of, const Fp8Matrix& to, CUstream_st* stream) {
   const Fp8Parts m = parts_of(to);
+  const TensorView& x = of.values;
   const T* const from = x.as<T>();
-  const std::int64_t blocks = ceil_div(ceil_div(x.count(), packet), most_threads);
-  const std::int64_t parts = blocks < most_fp8_parts ? blocks : most_fp8_parts;
-  launch("fp8_maximum", fp8_maximum_kernel<T>, Geometry{parts, most_threads}, stream, from, x.count(), m.largest,
-         aligned(x.data));
+  if (of.magnitude == nullptr) find_largest<T>(x, m.largest, stream);
+  const Largest* const largest = of.magnitude == nullptr ? m.largest : largest_of(of);
   if (m.transposed == nullptr) {
-    launch("fp8_codes", fp8_codes_kernel<Format, T>, pointwise_geometry(x.count()), stream, from, x.count(), m.largest,
-           static_cast<int>(parts), m.codes, m.scale, aligned(x.data));
+    launch("fp8_codes", fp8_codes_kernel<Format, T>, pointwise_geometry(x.count()), stream, from, x.count(), largest,
+           m.codes, m.scale, aligned(x.data));
     return;
   }
   const std::int64_t tiles = ceil_div(to.rows, fp8_tile) * ceil_div(to.columns, fp8_tile);
   launch("fp8_transposed", fp8_transposed_kernel<Format, T>, Geometry{blocks_for(tiles, 1), most_threads}, stream, from,
-         to.rows, to.columns, m.largest, static_cast<int>(parts), m.codes, m.transposed, m.scale, aligned(x.data));
+         to.rows, to.columns, largest, m.codes, m.transposed, m.scale, aligned(x.data));
 }
 
 }  // namespace
 
-void quantize(TensorView x, const Fp8Matrix& to, CUstream_st* stream) {
-  with_activation(x.dtype, [&]<class T>(T) {
+void quantize(MeasuredView x, const Fp8Matrix& to, CUstream_st* stream) {
+  with_activation(x.values.dtype, [&]<class T>(T) {
     if (to.format == Fp8Format::e4m3) return launch_quantize<numerics::E4m3, T>(x, to, stream);
     launch_quantize<numerics::E5m2, T>(x, to, stream);
   });
+}
+
+void measure(MeasuredView x, CUstream_st* stream) {
+  with_activation(x.values.dtype, [&]<class T>(T) { find_largest<T>(x.values, largest_of(x), stream); });
 }
 
 }  // namespace tandem::gpu

@@ -5,7 +5,7 @@
 #include "gpu_ops/base/kernels.hpp"
 #include "gpu_ops/base/launch.hpp"
 #include "gpu_ops/kernels/block_sums.hpp"
-#include "gpu_ops/kernels/elements.hpp"
+#include "gpu_ops/kernels/magnitude.hpp"
 
 namespace tandem::gpu {
 namespace {
@@ -111,9 +111,11 @@ struct Blocks {
 /// `means` is null for RMSNorm, `bias` where there is none.
 template <class T, class Team, int held>
 TANDEM_KERNEL_BY(Team::most_threads, (Blocks<T, Team, held>::at_once))
-norm_kernel(const T* x, const bf16* weight, float offset, const bf16* bias, T* y, float* means, float* rstds, float eps,
-            std::int64_t rows, std::int64_t channels, bool aligned) {
+norm_kernel(const T* x, const bf16* weight, float offset, const bf16* bias, T* y, Largest* largest, float* means,
+            float* rstds, float eps, std::int64_t rows, std::int64_t channels, bool aligned) {
   TANDEM_SHARED(float, room, BlockSums::room_size);
+  TANDEM_SHARED(std::uint32_t, magnitudes, most_warps);
+  Magnitude magnitude(largest);
   typename Team::Sums sum_of(room);
   const float inverse = numerics::div(1.0F, static_cast<float>(channels));
   for (std::int64_t row = Team::first_row(); row < rows; row += Team::stride()) {
@@ -141,18 +143,20 @@ norm_kernel(const T* x, const bf16* weight, float offset, const bf16* bias, T* y
       const Floats shift = widened(added);
       Floats normed;
       for (int i = 0; i < packet; ++i) normed.x[i] = numerics::fma(v.x[i] * rstd, w.x[i], shift.x[i]);
-      store(out, span, normed);
+      magnitude.store(out, span, normed);
     });
   }
+  magnitude.write(magnitudes);
 }
 
-void norm(const char* name, TensorView x, NormWeight weight, TensorView bias, TensorView y, TensorView mean,
+void norm(const char* name, TensorView x, NormWeight weight, TensorView bias, MeasuredView y, TensorView mean,
           TensorView rstd, float eps, CUstream_st* stream) {
   const std::int64_t rows = x.shape[0], channels = x.shape[1];
-  const bool all_aligned = aligned(x.data, weight.values.data, bias.data, y.data);
+  const bool all_aligned = aligned(x.data, weight.values.data, bias.data, y.values.data);
   const auto start = [&]<class T, bool by_warp, int held>() {
-    launch(name, norm_kernel<T, Team<by_warp>, held>, by_warp ? warp_row_geometry(rows) : row_geometry(rows, channels),
-           stream, x.as<T>(), weight.values.as<bf16>(), weight.offset, optional<bf16>(bias), y.as<T>(),
+    const Geometry geometry = by_warp ? warp_row_geometry(rows) : row_geometry(rows, channels);
+    launch(name, norm_kernel<T, Team<by_warp>, held>, measured(geometry, y), stream, x.as<T>(),
+           weight.values.as<bf16>(), weight.offset, optional<bf16>(bias), y.values.as<T>(), largest_of(y),
            optional<float>(mean), rstd.as<float>(), eps, rows, channels, all_aligned && whole_packets<T>(channels));
   };
   // A warp needs no barriers. Its lanes could hold longer rows too, but in so many registers that too few warps would
@@ -175,12 +179,12 @@ void norm(const char* name, TensorView x, NormWeight weight, TensorView bias, Te
 
 }  // namespace
 
-void layer_norm(TensorView x, TensorView weight, TensorView bias, TensorView y, TensorView mean, TensorView rstd,
+void layer_norm(TensorView x, TensorView weight, TensorView bias, MeasuredView y, TensorView mean, TensorView rstd,
                 float eps, CUstream_st* stream) {
   norm("layer_norm", x, weight, bias, y, mean, rstd, eps, stream);
 }
 
-void rms_norm(TensorView x, NormWeight weight, TensorView y, TensorView rstd, float eps, CUstream_st* stream) {
+void rms_norm(TensorView x, NormWeight weight, MeasuredView y, TensorView rstd, float eps, CUstream_st* stream) {
   norm("rms_norm", x, weight, {}, y, {}, rstd, eps, stream);
 }
 

@@ -2,46 +2,58 @@
 #include "core/numerics/activation.hpp"
 #include "gpu_ops/base/kernels.hpp"
 #include "gpu_ops/base/launch.hpp"
-#include "gpu_ops/kernels/elements.hpp"
+#include "gpu_ops/kernels/magnitude.hpp"
 
 namespace tandem::gpu {
 namespace {
 
 template <class T>
 TANDEM_KERNEL(most_threads)
-gelu_kernel(const T* x, T* y, std::int64_t count, bool aligned) {
+gelu_kernel(const T* x, T* y, Largest* largest, std::int64_t count, bool aligned) {
+  TANDEM_SHARED(std::uint32_t, room, most_warps);
+  Magnitude magnitude(largest);
   for_spans(count, aligned, [&](const Span& span) {
     Floats p = load(x, span);
     for (int i = 0; i < packet; ++i) p.x[i] = numerics::gelu(p.x[i]);
-    store(y, span, p);
+    magnitude.store(y, span, p);
   });
+  magnitude.write(room);
 }
 
 template <class T>
 TANDEM_KERNEL(most_threads)
-gelu_backward_kernel(const T* dy, const T* x, T* dx, std::int64_t count, bool aligned) {
+gelu_backward_kernel(const T* dy, const T* x, T* dx, Largest* largest, std::int64_t count, bool aligned) {
+  TANDEM_SHARED(std::uint32_t, room, most_warps);
+  Magnitude magnitude(largest);
   for_spans(count, aligned, [&](const Span& span) {
     Floats p = load(x, span);
     const Floats d = load(dy, span);
     for (int i = 0; i < packet; ++i) p.x[i] = d.x[i] * numerics::gelu_derivative(p.x[i]);
-    store(dx, span, p);
+    magnitude.store(dx, span, p);
   });
+  magnitude.write(room);
 }
 
 template <class T, class Gate>
 TANDEM_KERNEL(most_threads)
-gated_kernel(const T* gate, const T* up, T* y, std::int64_t count, bool aligned) {
+gated_kernel(const T* gate, const T* up, T* y, Largest* largest, std::int64_t count, bool aligned) {
+  TANDEM_SHARED(std::uint32_t, room, most_warps);
+  Magnitude magnitude(largest);
   for_spans(count, aligned, [&](const Span& span) {
     Floats p = load(gate, span);
     const Floats u = load(up, span);
     for (int i = 0; i < packet; ++i) p.x[i] = numerics::mul(Gate::value(p.x[i]), u.x[i]);
-    store(y, span, p);
+    magnitude.store(y, span, p);
   });
+  magnitude.write(room);
 }
 
 template <class T, class Gate>
 TANDEM_KERNEL(most_threads)
-gated_backward_kernel(const T* dy, const T* gate, const T* up, T* dgate, T* dup, std::int64_t count, bool aligned) {
+gated_backward_kernel(const T* dy, const T* gate, const T* up, T* dgate, T* dup, Largest* largest_dgate,
+                      Largest* largest_dup, std::int64_t count, bool aligned) {
+  TANDEM_SHARED(std::uint32_t, room, 2 * most_warps);
+  Magnitude of_gate(largest_dgate), of_up(largest_dup);
   for_spans(count, aligned, [&](const Span& span) {
     const Floats d = load(dy, span);
     Floats g = load(gate, span), u = load(up, span);
@@ -50,9 +62,11 @@ gated_backward_kernel(const T* dy, const T* gate, const T* up, T* dgate, T* dup,
       u.x[i] = d.x[i] * Gate::value(g.x[i]);
       g.x[i] = dgate_i;
     }
-    store(dgate, span, g);
-    store(dup, span, u);
+    of_gate.store(dgate, span, g);
+    of_up.store(dup, span, u);
   });
+  of_gate.write(room);
+  of_up.write(room + most_warps);
 }
 
 template <class T>
@@ -136,53 +150,54 @@ rope_kernel(T* x, const float* table, RopeShape shape, std::uint32_t items, floa
 }
 
 template <class Gate>
-void gated(const char* name, TensorView gate, TensorView up, TensorView y, CUstream_st* stream) {
+void gated(const char* name, TensorView gate, TensorView up, MeasuredView y, CUstream_st* stream) {
   with_activation(gate.dtype, [&]<class T>(T) {
-    launch(name, gated_kernel<T, Gate>, pointwise_geometry(gate.count()), stream, gate.as<T>(), up.as<T>(), y.as<T>(),
-           gate.count(), aligned(gate.data, up.data, y.data));
+    launch(name, gated_kernel<T, Gate>, measured(pointwise_geometry(gate.count()), y), stream, gate.as<T>(), up.as<T>(),
+           y.values.as<T>(), largest_of(y), gate.count(), aligned(gate.data, up.data, y.values.data));
   });
 }
 
 template <class Gate>
-void gated_backward(const char* name, TensorView dy, TensorView gate, TensorView up, TensorView dgate, TensorView dup,
-                    CUstream_st* stream) {
+void gated_backward(const char* name, TensorView dy, TensorView gate, TensorView up, MeasuredView dgate,
+                    MeasuredView dup, CUstream_st* stream) {
+  const Geometry geometry = measured(measured(pointwise_geometry(gate.count()), dgate), dup);
   with_activation(gate.dtype, [&]<class T>(T) {
-    launch(name, gated_backward_kernel<T, Gate>, pointwise_geometry(gate.count()), stream, dy.as<T>(), gate.as<T>(),
-           up.as<T>(), dgate.as<T>(), dup.as<T>(), gate.count(),
-           aligned(dy.data, gate.data, up.data, dgate.data, dup.data));
+    launch(name, gated_backward_kernel<T, Gate>, geometry, stream, dy.as<T>(), gate.as<T>(), up.as<T>(),
+           dgate.values.as<T>(), dup.values.as<T>(), largest_of(dgate), largest_of(dup), gate.count(),
+           aligned(dy.data, gate.data, up.data, dgate.values.data, dup.values.data));
   });
 }
 
 }  // namespace
 
-void gelu(TensorView x, TensorView y, CUstream_st* stream) {
+void gelu(TensorView x, MeasuredView y, CUstream_st* stream) {
   with_activation(x.dtype, [&]<class T>(T) {
-    launch("gelu", gelu_kernel<T>, pointwise_geometry(x.count()), stream, x.as<T>(), y.as<T>(), x.count(),
-           aligned(x.data, y.data));
+    launch("gelu", gelu_kernel<T>, measured(pointwise_geometry(x.count()), y), stream, x.as<T>(), y.values.as<T>(),
+           largest_of(y), x.count(), aligned(x.data, y.values.data));
   });
 }
 
-void gelu_backward(TensorView dy, TensorView x, TensorView dx, CUstream_st* stream) {
+void gelu_backward(TensorView dy, TensorView x, MeasuredView dx, CUstream_st* stream) {
   with_activation(x.dtype, [&]<class T>(T) {
-    launch("gelu_backward", gelu_backward_kernel<T>, pointwise_geometry(x.count()), stream, dy.as<T>(), x.as<T>(),
-           dx.as<T>(), x.count(), aligned(dy.data, x.data, dx.data));
+    launch("gelu_backward", gelu_backward_kernel<T>, measured(pointwise_geometry(x.count()), dx), stream, dy.as<T>(),
+           x.as<T>(), dx.values.as<T>(), largest_of(dx), x.count(), aligned(dy.data, x.data, dx.values.data));
   });
 }
 
-void swiglu(TensorView gate, TensorView up, TensorView y, CUstream_st* stream) {
+void swiglu(TensorView gate, TensorView up, MeasuredView y, CUstream_st* stream) {
   gated<numerics::SiluGate>("swiglu", gate, up, y, stream);
 }
 
-void swiglu_backward(TensorView dy, TensorView gate, TensorView up, TensorView dgate, TensorView dup,
+void swiglu_backward(TensorView dy, TensorView gate, TensorView up, MeasuredView dgate, MeasuredView dup,
                      CUstream_st* stream) {
   gated_backward<numerics::SiluGate>("swiglu_backward", dy, gate, up, dgate, dup, stream);
 }
 
-void geglu(TensorView gate, TensorView up, TensorView y, CUstream_st* stream) {
+void geglu(TensorView gate, TensorView up, MeasuredView y, CUstream_st* stream) {
   gated<numerics::GeluGate>("geglu", gate, up, y, stream);
 }
 
-void geglu_backward(TensorView dy, TensorView gate, TensorView up, TensorView dgate, TensorView dup,
+void geglu_backward(TensorView dy, TensorView gate, TensorView up, MeasuredView dgate, MeasuredView dup,
                     CUstream_st* stream) {
   gated_backward<numerics::GeluGate>("geglu_backward", dy, gate, up, dgate, dup, stream);
 }

@@ -46,7 +46,9 @@ class CudaOps final : public Ops {
   std::size_t fp8_bytes(std::int64_t rows, std::int64_t columns, Fp8Sums sums) const override {
     return gpu::fp8_bytes(rows, columns, sums);
   }
-  void quantize(TensorView x, const Fp8Matrix& to, StreamView stream) override;
+  std::size_t magnitude_bytes() const override { return sizeof(gpu::Largest); }
+  void quantize(MeasuredView x, const Fp8Matrix& to, StreamView stream) override;
+  void measure(MeasuredView x, StreamView stream) override;
   void fp8_linear(const Fp8Matrix& x, const Fp8Matrix& w, Fp8Accumulation sums, TensorView bias, TensorView residual,
                   TensorView y, StreamView stream) override;
   void fp8_backward_input(const Fp8Matrix& dy, const Fp8Matrix& w, Fp8Accumulation sums, TensorView dx, bool accumulate,
@@ -80,22 +82,23 @@ class CudaOps final : public Ops {
                         const AttentionShape& shape, StreamView stream) override;
   void rope(TensorView x, TensorView table, RecordsView records, bool inverse, StreamView stream) override;
 
-  void layer_norm(TensorView x, TensorView weight, TensorView bias, TensorView y, TensorView mean, TensorView rstd,
+  void layer_norm(TensorView x, TensorView weight, TensorView bias, MeasuredView y, TensorView mean, TensorView rstd,
                   float eps, StreamView stream) override;
   void layer_norm_backward(TensorView dy, TensorView x, TensorView weight, TensorView mean, TensorView rstd,
                            TensorView dx, bool accumulate, TensorView dweight, TensorView dbias,
                            StreamView stream) override;
-  void rms_norm(TensorView x, NormWeight weight, TensorView y, TensorView rstd, float eps, StreamView stream) override;
+  void rms_norm(TensorView x, NormWeight weight, MeasuredView y, TensorView rstd, float eps,
+                StreamView stream) override;
   void rms_norm_backward(TensorView dy, TensorView x, NormWeight weight, TensorView rstd, TensorView dx,
                          bool accumulate, TensorView dweight, StreamView stream) override;
 
-  void gelu(TensorView x, TensorView y, StreamView stream) override;
-  void gelu_backward(TensorView dy, TensorView x, TensorView dx, StreamView stream) override;
-  void swiglu(TensorView gate, TensorView up, TensorView y, StreamView stream) override;
-  void swiglu_backward(TensorView dy, TensorView gate, TensorView up, TensorView dgate, TensorView dup,
+  void gelu(TensorView x, MeasuredView y, StreamView stream) override;
+  void gelu_backward(TensorView dy, TensorView x, MeasuredView dx, StreamView stream) override;
+  void swiglu(TensorView gate, TensorView up, MeasuredView y, StreamView stream) override;
+  void swiglu_backward(TensorView dy, TensorView gate, TensorView up, MeasuredView dgate, MeasuredView dup,
                        StreamView stream) override;
-  void geglu(TensorView gate, TensorView up, TensorView y, StreamView stream) override;
-  void geglu_backward(TensorView dy, TensorView gate, TensorView up, TensorView dgate, TensorView dup,
+  void geglu(TensorView gate, TensorView up, MeasuredView y, StreamView stream) override;
+  void geglu_backward(TensorView dy, TensorView gate, TensorView up, MeasuredView dgate, MeasuredView dup,
                       StreamView stream) override;
   void add(TensorView a, TensorView b, TensorView y, StreamView stream) override;
   void add_scaled(TensorView x, float factor, TensorView residual, TensorView y, StreamView stream) override;
@@ -250,9 +253,14 @@ gpu::Fp8Factor over_rows(const Fp8Matrix& m) {
   return {parts.transposed, parts.scale, m.format};
 }
 
-void CudaOps::quantize(TensorView x, const Fp8Matrix& to, StreamView stream) {
-  checks::quantize(x, to);
+void CudaOps::quantize(MeasuredView x, const Fp8Matrix& to, StreamView stream) {
+  checks::quantize(x.values, to);
   gpu::quantize(x, to, native_stream(stream));
+}
+
+void CudaOps::measure(MeasuredView x, StreamView stream) {
+  checks::measure(x);
+  gpu::measure(x, native_stream(stream));
 }
 
 void CudaOps::fp8_linear(const Fp8Matrix& x, const Fp8Matrix& w, Fp8Accumulation sums, TensorView bias,
@@ -399,9 +407,9 @@ void CudaOps::rope(TensorView x, TensorView table, RecordsView records, bool inv
 
 // -- norms -------------------------------------------------------------------------------------------------------
 
-void CudaOps::layer_norm(TensorView x, TensorView weight, TensorView bias, TensorView y, TensorView mean,
+void CudaOps::layer_norm(TensorView x, TensorView weight, TensorView bias, MeasuredView y, TensorView mean,
                          TensorView rstd, float eps, StreamView stream) {
-  checks::layer_norm(x, weight, bias, y, mean, rstd);
+  checks::layer_norm(x, weight, bias, y.values, mean, rstd);
   gpu::layer_norm(x, weight, bias, y, mean, rstd, eps, native_stream(stream));
 }
 
@@ -413,8 +421,8 @@ void CudaOps::layer_norm_backward(TensorView dy, TensorView x, TensorView weight
                      scratch(gpu::norm_backward_scratch(x.shape[1])), native_stream(stream));
 }
 
-void CudaOps::rms_norm(TensorView x, NormWeight weight, TensorView y, TensorView rstd, float eps, StreamView stream) {
-  checks::rms_norm(x, weight.values, y, rstd);
+void CudaOps::rms_norm(TensorView x, NormWeight weight, MeasuredView y, TensorView rstd, float eps, StreamView stream) {
+  checks::rms_norm(x, weight.values, y.values, rstd);
   gpu::rms_norm(x, weight, y, rstd, eps, native_stream(stream));
 }
 
@@ -427,35 +435,35 @@ void CudaOps::rms_norm_backward(TensorView dy, TensorView x, NormWeight weight, 
 
 // -- pointwise ---------------------------------------------------------------------------------------------------
 
-void CudaOps::gelu(TensorView x, TensorView y, StreamView stream) {
-  checks::gelu(x, y);
+void CudaOps::gelu(TensorView x, MeasuredView y, StreamView stream) {
+  checks::gelu(x, y.values);
   gpu::gelu(x, y, native_stream(stream));
 }
 
-void CudaOps::gelu_backward(TensorView dy, TensorView x, TensorView dx, StreamView stream) {
-  checks::gelu_backward(dy, x, dx);
+void CudaOps::gelu_backward(TensorView dy, TensorView x, MeasuredView dx, StreamView stream) {
+  checks::gelu_backward(dy, x, dx.values);
   gpu::gelu_backward(dy, x, dx, native_stream(stream));
 }
 
-void CudaOps::swiglu(TensorView gate, TensorView up, TensorView y, StreamView stream) {
-  checks::gated("swiglu", gate, up, y);
+void CudaOps::swiglu(TensorView gate, TensorView up, MeasuredView y, StreamView stream) {
+  checks::gated("swiglu", gate, up, y.values);
   gpu::swiglu(gate, up, y, native_stream(stream));
 }
 
-void CudaOps::swiglu_backward(TensorView dy, TensorView gate, TensorView up, TensorView dgate, TensorView dup,
+void CudaOps::swiglu_backward(TensorView dy, TensorView gate, TensorView up, MeasuredView dgate, MeasuredView dup,
                               StreamView stream) {
-  checks::gated_backward("swiglu_backward", dy, gate, up, dgate, dup);
+  checks::gated_backward("swiglu_backward", dy, gate, up, dgate.values, dup.values);
   gpu::swiglu_backward(dy, gate, up, dgate, dup, native_stream(stream));
 }
 
-void CudaOps::geglu(TensorView gate, TensorView up, TensorView y, StreamView stream) {
-  checks::gated("geglu", gate, up, y);
+void CudaOps::geglu(TensorView gate, TensorView up, MeasuredView y, StreamView stream) {
+  checks::gated("geglu", gate, up, y.values);
   gpu::geglu(gate, up, y, native_stream(stream));
 }
 
-void CudaOps::geglu_backward(TensorView dy, TensorView gate, TensorView up, TensorView dgate, TensorView dup,
+void CudaOps::geglu_backward(TensorView dy, TensorView gate, TensorView up, MeasuredView dgate, MeasuredView dup,
                              StreamView stream) {
-  checks::gated_backward("geglu_backward", dy, gate, up, dgate, dup);
+  checks::gated_backward("geglu_backward", dy, gate, up, dgate.values, dup.values);
   gpu::geglu_backward(dy, gate, up, dgate, dup, native_stream(stream));
 }
 

@@ -7,6 +7,7 @@
 #include "core/base/version.hpp"
 #include "core/device/device.hpp"
 #include "core/device/group.hpp"
+#include "core/host/large_copy.hpp"
 #include "core/memory/memory.hpp"
 #include "core/ops/ops.hpp"
 #include "core/params/parameter_access.hpp"

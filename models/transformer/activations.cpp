@@ -135,8 +135,12 @@ Activations take_activations(const ModelConfig& config, const RunShape& shape, c
   const auto block = [&] {
     a.block->take_shared(rows.workspace);
     a.fp8 = take_fp8(rows.workspace, ops.fp8, shape);
-    for (std::int64_t i = 0; i < kept; ++i) a.block->take_buffers(rows.kept);
-    if (kept == 0) a.block->take_buffers(rows.workspace);
+    const auto take_slot = [&](Carver& carver) {
+      a.block->take_buffers(carver);
+      take_magnitudes(carver, ops.fp8, a.fp8);
+    };
+    for (std::int64_t i = 0; i < kept; ++i) take_slot(rows.kept);
+    if (kept == 0) take_slot(rows.workspace);
     a.block_scratch = raw(rows.workspace, ops.block_scratch);
   };
   const auto ends = [&] {

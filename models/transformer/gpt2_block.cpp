@@ -22,6 +22,7 @@ struct Gpt2Buffers {
   TensorView act;                         ///< * (N, F); backward: its gradient and up's
   TensorView dqkv;                        ///< (N, 3C), over up and, where it is not shared, act
   AdapterBuffers adapters;
+  InputMagnitudes magnitudes;  ///< magnitudes of ln1, att, ln2 and act
 };
 
 class Gpt2Block final : public Block {
@@ -55,7 +56,7 @@ class Gpt2Block final : public Block {
   void normalize_middle(const BlockForward& call, const Gpt2Buffers& b) const;
   void activate(const BlockForward& call, const Gpt2Buffers& b) const;
   void activation_backward(const BlockBackward& call, const Gpt2Buffers& b, const LinearGradient& dy,
-                           TensorView dup) const;
+                           MeasuredView dup) const;
   void mlp_backward(const BlockBackward& call, const Gpt2Buffers& b) const;
   void attention_backward(const BlockBackward& call, const Gpt2Buffers& b) const;
 
@@ -69,6 +70,13 @@ class Gpt2Block final : public Block {
   }
   /// View as (B, T, C).
   TensorView by_sequence(TensorView x) const { return x.reshaped({shape_.batch, x.shape[0] / shape_.batch, width_}); }
+  /// Buffers of a slot, with the magnitudes of its inputs.
+  template <class Call>
+  Gpt2Buffers buffers_of(const Call& call, std::size_t slot) const {
+    Gpt2Buffers b = slots_.at(slot);
+    b.magnitudes = input_magnitudes(call.fp8, slot);
+    return b;
+  }
   /// Buffers of forward for the first `n` tokens.
   Gpt2Buffers first_tokens(Gpt2Buffers b, std::int64_t n) const;
 
@@ -143,12 +151,14 @@ void Gpt2Block::take_buffers(Carver& carver) {
 
 void Gpt2Block::normalize_input(const BlockForward& call, const Gpt2Buffers& b) const {
   const WeightsGuard& w = call.weights;
-  call.ops.layer_norm(call.x, w["ln_1.weight"], w["ln_1.bias"], b.ln1, b.mean1, b.rstd1, eps_, call.stream);
+  call.ops.layer_norm(call.x, w["ln_1.weight"], w["ln_1.bias"], {b.ln1, b.magnitudes.attention}, b.mean1, b.rstd1, eps_,
+                      call.stream);
 }
 
 void Gpt2Block::normalize_middle(const BlockForward& call, const Gpt2Buffers& b) const {
   const WeightsGuard& w = call.weights;
-  call.ops.layer_norm(b.x1, w["ln_2.weight"], w["ln_2.bias"], b.ln2, b.mean2, b.rstd2, eps_, call.stream);
+  call.ops.layer_norm(b.x1, w["ln_2.weight"], w["ln_2.bias"], {b.ln2, b.magnitudes.mlp}, b.mean2, b.rstd2, eps_,
+                      call.stream);
 }
 
 Gpt2Buffers Gpt2Block::first_tokens(Gpt2Buffers b, std::int64_t n) const {
@@ -161,18 +171,22 @@ Gpt2Buffers Gpt2Block::first_tokens(Gpt2Buffers b, std::int64_t n) const {
 }
 
 void Gpt2Block::forward(const BlockForward& call, std::size_t slot) {
-  const Gpt2Buffers b = call.cached ? first_tokens(slots_.at(slot), call.x.shape[0]) : slots_.at(slot);
+  const Gpt2Buffers of_slot = buffers_of(call, slot),
+                    b = call.cached ? first_tokens(of_slot, call.x.shape[0]) : of_slot;
   const WeightsGuard& w = call.weights;
   normalize_input(call, b);
-  linear(call, linear_input(call, b.ln1), w["attn.c_attn.weight"], w["attn.c_attn.bias"], b.qkv);
+  linear(call, linear_input(call, {b.ln1, b.magnitudes.attention}), w["attn.c_attn.weight"], w["attn.c_attn.bias"],
+         b.qkv);
   adapters_.forward(call, "attn.c_attn", b.ln1, b.qkv, b.adapters);
   attend(call, {third(b.qkv, 0), third(b.qkv, 1), third(b.qkv, 2)}, by_sequence(b.att), b.lse, attention(call));
-  linear_add(call, linear_input(call, b.att), w["attn.c_proj.weight"], w["attn.c_proj.bias"], call.x, b.x1);
+  linear_add(call, linear_input(call, measured(call, b.att, b.magnitudes.output)), w["attn.c_proj.weight"],
+             w["attn.c_proj.bias"], call.x, b.x1);
   adapters_.forward(call, "attn.c_proj", b.att, b.x1, b.adapters);
   normalize_middle(call, b);
   activate(call, b);
   if (call.y) {
-    linear_add(call, linear_input(call, b.act), w["mlp.c_proj.weight"], w["mlp.c_proj.bias"], b.x1, call.y);
+    linear_add(call, linear_input(call, {b.act, b.magnitudes.down}), w["mlp.c_proj.weight"], w["mlp.c_proj.bias"], b.x1,
+               call.y);
   }
   adapters_.forward(call, "mlp.c_proj", b.act, call.y, b.adapters);
 }
@@ -180,34 +194,35 @@ void Gpt2Block::forward(const BlockForward& call, std::size_t slot) {
 /// The MLP up to its activation. What an adapter adds comes before GELU, which is then an operation of its own.
 void Gpt2Block::activate(const BlockForward& call, const Gpt2Buffers& b) const {
   const TensorView weight = call.weights["mlp.c_fc.weight"], bias = call.weights["mlp.c_fc.bias"];
-  const LinearInput x = linear_input(call, b.ln2);
-  if (!adapters_.has(call.layer, "mlp.c_fc")) return linear_gelu(call, x, weight, bias, b.up, b.act);
+  const LinearInput x = linear_input(call, {b.ln2, b.magnitudes.mlp});
+  const MeasuredView act(b.act, b.magnitudes.down);
+  if (!adapters_.has(call.layer, "mlp.c_fc")) return linear_gelu(call, x, weight, bias, b.up, act);
   linear(call, x, weight, bias, b.up);
   adapters_.forward(call, "mlp.c_fc", b.ln2, b.up, b.adapters);
-  call.ops.gelu(b.up, b.act, call.stream);
+  call.ops.gelu(b.up, act, call.stream);
 }
 
 void Gpt2Block::complete(const BlockForward& call, std::size_t slot) {
-  const Gpt2Buffers& b = slots_.at(slot);
+  const Gpt2Buffers b = buffers_of(call, slot);
   normalize_input(call, b);
   normalize_middle(call, b);
   if (shares_act_) call.ops.gelu(b.up, b.act, call.stream);
 }
 
 void Gpt2Block::backward(const BlockBackward& call, std::size_t slot) {
-  const Gpt2Buffers& b = slots_.at(slot);
+  const Gpt2Buffers b = buffers_of(call, slot);
   mlp_backward(call, b);
   attention_backward(call, b);
 }
 
 /// Computes `dup`, the gradient of `up`, from `dy`, that of the MLP's result.
 void Gpt2Block::activation_backward(const BlockBackward& call, const Gpt2Buffers& b, const LinearGradient& dy,
-                                    TensorView dup) const {
+                                    MeasuredView dup) const {
   const TensorView weight = call.weights["mlp.c_proj.weight"];
   if (!adapters_.has(call.layer, "mlp.c_proj")) return linear_gelu_backward_input(call, dy, weight, b.up, dup);
-  linear_backward_input(call, dy, weight, dup, false);
-  adapters_.input_gradient(call, "mlp.c_proj", dup, b.adapters);
-  call.ops.gelu_backward(dup, b.up, dup, call.stream);
+  linear_backward_input(call, dy, weight, dup.values, false);
+  adapters_.input_gradient(call, "mlp.c_proj", dup.values, b.adapters);
+  call.ops.gelu_backward(dup.values, b.up, dup, call.stream);
 }
 
 /// `dy` becomes the gradient of x1.
@@ -215,13 +230,15 @@ void Gpt2Block::mlp_backward(const BlockBackward& call, const Gpt2Buffers& b) co
   const auto& [ops, s, w, g, layer, records, x, dy, draw, fp8] = call;
   const LinearGradient dresult = linear_gradient(call, dy);
   const TensorView dproj = g["mlp.c_proj.weight"], dfc = g["mlp.c_fc.weight"];
-  add_linear_gradients(call, dresult, linear_input(call, b.act, static_cast<bool>(dproj)), dproj, g["mlp.c_proj.bias"]);
+  add_linear_gradients(call, dresult, linear_input(call, {b.act, b.magnitudes.down}, static_cast<bool>(dproj)), dproj,
+                       g["mlp.c_proj.bias"]);
   adapters_.parameter_gradients(call, "mlp.c_proj", dy, b.act, b.adapters);
-  const TensorView dup = b.act;
+  const MeasuredView dup(b.act, gradient_magnitude(call.fp8, 0));
   activation_backward(call, b, dresult, dup);
   const LinearGradient dfc_result = linear_gradient(call, dup);
-  add_linear_gradients(call, dfc_result, linear_input(call, b.ln2, static_cast<bool>(dfc)), dfc, g["mlp.c_fc.bias"]);
-  adapters_.parameter_gradients(call, "mlp.c_fc", dup, b.ln2, b.adapters);
+  add_linear_gradients(call, dfc_result, linear_input(call, {b.ln2, b.magnitudes.mlp}, static_cast<bool>(dfc)), dfc,
+                       g["mlp.c_fc.bias"]);
+  adapters_.parameter_gradients(call, "mlp.c_fc", dup.values, b.ln2, b.adapters);
   const TensorView dln2 = b.ln2;
   linear_backward_input(call, dfc_result, w["mlp.c_fc.weight"], dln2, false);
   adapters_.input_gradient(call, "mlp.c_fc", dln2, b.adapters);
@@ -234,7 +251,7 @@ void Gpt2Block::attention_backward(const BlockBackward& call, const Gpt2Buffers&
   const auto& [ops, s, w, g, layer, records, x, dy, draw, fp8] = call;
   const LinearGradient dresult = linear_gradient(call, dy);
   const TensorView dproj = g["attn.c_proj.weight"], dattn = g["attn.c_attn.weight"];
-  add_linear_gradients(call, dresult, linear_input(call, b.att, static_cast<bool>(dproj)), dproj,
+  add_linear_gradients(call, dresult, linear_input(call, {b.att, b.magnitudes.output}, static_cast<bool>(dproj)), dproj,
                        g["attn.c_proj.bias"]);
   adapters_.parameter_gradients(call, "attn.c_proj", dy, b.att, b.adapters);
   const TensorView datt = b.ln2;
@@ -243,7 +260,8 @@ void Gpt2Block::attention_backward(const BlockBackward& call, const Gpt2Buffers&
   ops.attention_backward(by_sequence(datt), third(b.qkv, 0), third(b.qkv, 1), third(b.qkv, 2), by_sequence(b.att),
                          b.lse, third(b.dqkv, 0), third(b.dqkv, 1), third(b.dqkv, 2), attention(call), s);
   const LinearGradient dqkv = linear_gradient(call, b.dqkv);
-  add_linear_gradients(call, dqkv, linear_input(call, b.ln1, static_cast<bool>(dattn)), dattn, g["attn.c_attn.bias"]);
+  add_linear_gradients(call, dqkv, linear_input(call, {b.ln1, b.magnitudes.attention}, static_cast<bool>(dattn)), dattn,
+                       g["attn.c_attn.bias"]);
   adapters_.parameter_gradients(call, "attn.c_attn", b.dqkv, b.ln1, b.adapters);
   const TensorView dln1 = b.ln1;
   linear_backward_input(call, dqkv, w["attn.c_attn.weight"], dln1, false);

@@ -34,6 +34,7 @@ struct LlamaBuffers {
   MlpBuffers mlp;
   TensorView datt, dq, dk, dv;  ///< sizes of att, q, k, v; in memory that `mlp` does not share
   AdapterBuffers adapters;
+  InputMagnitudes magnitudes;  ///< magnitudes of the inputs of attention, o and the MLP
 };
 
 class LlamaBlock final : public Block {
@@ -95,6 +96,15 @@ class LlamaBlock final : public Block {
   static HeadsView heads(TensorView x) { return {x.data, x.dtype, x.shape[1]}; }
   /// View as (B, T, H D).
   TensorView by_sequence(TensorView x) const { return x.reshaped({shape_.batch, x.shape[0] / shape_.batch, query_}); }
+  /// Buffers of a slot, with the magnitudes of its inputs. With experts the MLP has no eight-bit products.
+  template <class Call>
+  LlamaBuffers buffers_of(const Call& call, std::size_t slot) const {
+    LlamaBuffers b = slots_.at(slot);
+    b.magnitudes = input_magnitudes(call.fp8, slot);
+    if (config_.experts > 0) b.magnitudes.mlp = b.magnitudes.down = nullptr;
+    b.mlp.act_magnitude = b.magnitudes.down;
+    return b;
+  }
   /// Buffers of forward for the first `n` tokens.
   LlamaBuffers first_tokens(LlamaBuffers b, std::int64_t n) const;
   /// Rows of q or k that a QK norm is over: each head, as (N heads, D), or all of a token's.
@@ -132,6 +142,10 @@ class LlamaBlock final : public Block {
   /// Inputs of attention and of the MLP.
   TensorView attention_input(TensorView x, const LlamaBuffers& b) const { return config_.norm_before ? b.norm1 : x; }
   TensorView mlp_input(const LlamaBuffers& b) const { return config_.norm_before ? b.norm2 : b.x1; }
+  /// One of these with its magnitude, which a norm has written; without a norm it is found here.
+  MeasuredView with_magnitude(const BlockForward& call, TensorView input, void* magnitude) const {
+    return config_.norm_before ? MeasuredView(input, magnitude) : measured(call, input, magnitude);
+  }
   /// Places where the gradients of these inputs are added up: dy itself where the inputs are no norms.
   TensorView attention_input_gradient(TensorView dy, const LlamaBuffers& b) const {
     return config_.norm_before ? b.norm1 : dy;
@@ -271,13 +285,14 @@ void LlamaBlock::rotate(const Call& call, TensorView q, TensorView k, bool inver
 
 void LlamaBlock::normalize_input(const BlockForward& call, const LlamaBuffers& b) const {
   if (!config_.norm_before) return;
-  call.ops.rms_norm(call.x, norm_weight(call.weights, "input_layernorm.weight"), b.norm1, b.rstd1, eps_, call.stream);
+  call.ops.rms_norm(call.x, norm_weight(call.weights, "input_layernorm.weight"), {b.norm1, b.magnitudes.attention},
+                    b.rstd1, eps_, call.stream);
 }
 
 void LlamaBlock::project(const BlockForward& call, const LlamaBuffers& b) const {
   const WeightsGuard& w = call.weights;
   const TensorView x = attention_input(call.x, b);
-  const LinearInput input = linear_input(call, x);
+  const LinearInput input = linear_input(call, with_magnitude(call, x, b.magnitudes.attention));
   const auto product = [&](const char* module, const char* weight, const char* bias_name, TensorView y) {
     linear(call, input, w[weight], bias_of(config_.qkv_bias, w, bias_name), y);
     adapters_.forward(call, module, x, y, b.adapters);
@@ -308,7 +323,7 @@ void LlamaBlock::add_attention(const BlockForward& call, const LlamaBuffers& b) 
   const WeightsGuard& w = call.weights;
   const TensorView weight = w["self_attn.o_proj.weight"];
   const TensorView o_bias = bias_of(config_.output_bias, w, "self_attn.o_proj.bias");
-  const LinearInput input = linear_input(call, b.att);
+  const LinearInput input = linear_input(call, measured(call, b.att, b.magnitudes.output));
   const auto adapt = [&](TensorView y) { adapters_.forward(call, "self_attn.o_proj", b.att, y, b.adapters); };
   if (scaled()) {
     linear(call, input, weight, o_bias, b.x1);
@@ -327,7 +342,8 @@ void LlamaBlock::add_attention(const BlockForward& call, const LlamaBuffers& b) 
 
 void LlamaBlock::normalize_middle(const BlockForward& call, const LlamaBuffers& b) const {
   if (!config_.norm_before) return;
-  call.ops.rms_norm(b.x1, norm_weight(call.weights, middle_norm()), b.norm2, b.rstd2, eps_, call.stream);
+  call.ops.rms_norm(b.x1, norm_weight(call.weights, middle_norm()), {b.norm2, b.magnitudes.mlp}, b.rstd2, eps_,
+                    call.stream);
 }
 
 /// y, of the activation. A norm after the MLP needs what that made in backward too.
@@ -357,18 +373,19 @@ LlamaBuffers LlamaBlock::first_tokens(LlamaBuffers b, std::int64_t n) const {
 }
 
 void LlamaBlock::forward(const BlockForward& call, std::size_t slot) {
-  const LlamaBuffers b = call.cached ? first_tokens(slots_.at(slot), call.x.shape[0]) : slots_.at(slot);
+  const LlamaBuffers of_slot = buffers_of(call, slot),
+                     b = call.cached ? first_tokens(of_slot, call.x.shape[0]) : of_slot;
   normalize_input(call, b);
   project(call, b);
   attend(call, {heads(b.q_rotated), heads(b.k_rotated), heads(b.v)}, by_sequence(b.att), b.lse, attention(call));
   add_attention(call, b);
   normalize_middle(call, b);
-  mlp_->forward(call, mlp_input(b), b.mlp, b.adapters);
+  mlp_->forward(call, with_magnitude(call, mlp_input(b), b.magnitudes.mlp), b.mlp, b.adapters);
   add_mlp(call, b);
 }
 
 void LlamaBlock::complete(const BlockForward& call, std::size_t slot) {
-  const LlamaBuffers& b = slots_.at(slot);
+  const LlamaBuffers b = buffers_of(call, slot);
   normalize_input(call, b);
   if (qk_norm()) normalize_heads(call, b);
   normalize_middle(call, b);
@@ -376,7 +393,7 @@ void LlamaBlock::complete(const BlockForward& call, std::size_t slot) {
 }
 
 void LlamaBlock::backward(const BlockBackward& call, std::size_t slot) {
-  const LlamaBuffers& b = slots_.at(slot);
+  const LlamaBuffers b = buffers_of(call, slot);
   mlp_backward(call, b);
   attention_backward(call, b);
   if (qk_norm()) qk_norm_backward(call, b);
@@ -401,7 +418,7 @@ void LlamaBlock::mlp_backward(const BlockBackward& call, const LlamaBuffers& b) 
   const auto& [ops, s, w, g, layer, records, x, dy, draw, fp8] = call;
   const TensorView ddown = branch_backward(call, "post_feedforward_layernorm.weight", b.down, b.rstd_down, b);
   const TensorView dinput = mlp_input_gradient(dy, b);
-  mlp_->backward(call, ddown, mlp_input(b), b.mlp, b.adapters, dinput, !config_.norm_before);
+  mlp_->backward(call, ddown, {mlp_input(b), b.magnitudes.mlp}, b.mlp, b.adapters, dinput, !config_.norm_before);
   if (!config_.norm_before) return;
   ops.rms_norm_backward(dinput, b.x1, norm_weight(w, middle_norm()), b.rstd2, dy, true, g[middle_norm()], s);
 }
@@ -412,8 +429,8 @@ void LlamaBlock::attention_backward(const BlockBackward& call, const LlamaBuffer
   const TensorView d_o = branch_backward(call, "post_attention_layernorm.weight", b.o, b.rstd_o, b);
   const LinearGradient dresult = linear_gradient(call, d_o);
   const TensorView dweight = g["self_attn.o_proj.weight"];
-  add_linear_gradients(call, dresult, linear_input(call, b.att, static_cast<bool>(dweight)), dweight,
-                       bias_of(config_.output_bias, g, "self_attn.o_proj.bias"));
+  add_linear_gradients(call, dresult, linear_input(call, {b.att, b.magnitudes.output}, static_cast<bool>(dweight)),
+                       dweight, bias_of(config_.output_bias, g, "self_attn.o_proj.bias"));
   adapters_.parameter_gradients(call, "self_attn.o_proj", d_o, b.att, b.adapters);
   linear_backward_input(call, dresult, w["self_attn.o_proj.weight"], b.datt, false);
   adapters_.input_gradient(call, "self_attn.o_proj", b.datt, b.adapters);
@@ -439,7 +456,7 @@ void LlamaBlock::project_backward(const BlockBackward& call, const LlamaBuffers&
   const LinearGradient dq = linear_gradient(call, b.dq, 0), dk = linear_gradient(call, b.dk, 1),
                        dv = linear_gradient(call, b.dv, 2);
   const bool wanted = g["self_attn.q_proj.weight"] || g["self_attn.k_proj.weight"] || g["self_attn.v_proj.weight"];
-  const LinearInput input = linear_input(call, values, wanted);
+  const LinearInput input = linear_input(call, {values, b.magnitudes.attention}, wanted);
   const auto parameters = [&](const char* module, const char* weight, const char* bias_name, const LinearGradient& d) {
     const GradientsGuard& gradients = call.gradients;
     add_linear_gradients(call, d, input, gradients[weight], bias_of(config_.qkv_bias, gradients, bias_name));

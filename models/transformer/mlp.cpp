@@ -26,9 +26,10 @@ class DenseMlp final : public Mlp {
     for (TensorView* rows : {&b.gate, &b.up, &b.act}) *rows = first_rows(*rows, n);
     return b;
   }
-  void forward(const BlockForward& call, TensorView x, const MlpBuffers& b, const AdapterBuffers& a) const override {
+  void forward(const BlockForward& call, MeasuredView of, const MlpBuffers& b, const AdapterBuffers& a) const override {
     const WeightsGuard& w = call.weights;
-    const LinearInput input = linear_input(call, x);
+    const TensorView x = of.values;
+    const LinearInput input = linear_input(call, of);
     linear(call, input, w["mlp.gate_proj.weight"], bias_of(biased_, w, "mlp.gate_proj.bias"), b.gate);
     adapters_.forward(call, "mlp.gate_proj", x, b.gate, a);
     linear(call, input, w["mlp.up_proj.weight"], bias_of(biased_, w, "mlp.up_proj.bias"), b.up);
@@ -36,23 +37,24 @@ class DenseMlp final : public Mlp {
     activate(call, b);
   }
   void activate(const BlockForward& call, const MlpBuffers& b) const override {
-    if (gelu_) return call.ops.geglu(b.gate, b.up, b.act, call.stream);
-    call.ops.swiglu(b.gate, b.up, b.act, call.stream);
+    if (gelu_) return call.ops.geglu(b.gate, b.up, measured_act(b), call.stream);
+    call.ops.swiglu(b.gate, b.up, measured_act(b), call.stream);
   }
   void finish(const BlockForward& call, const MlpBuffers& b, const AdapterBuffers& a, TensorView residual,
               TensorView y) const override {
     const TensorView weight = call.weights["mlp.down_proj.weight"];
     const TensorView down_bias = bias_of(biased_, call.weights, "mlp.down_proj.bias");
-    if (y && residual) linear_add(call, linear_input(call, b.act), weight, down_bias, residual, y);
-    if (y && !residual) linear(call, linear_input(call, b.act), weight, down_bias, y);
+    if (y && residual) linear_add(call, linear_input(call, measured_act(b)), weight, down_bias, residual, y);
+    if (y && !residual) linear(call, linear_input(call, measured_act(b)), weight, down_bias, y);
     adapters_.forward(call, "mlp.down_proj", b.act, y, a);
   }
-  void backward(const BlockBackward& call, TensorView dy, TensorView x, const MlpBuffers& b, const AdapterBuffers& a,
+  void backward(const BlockBackward& call, TensorView dy, MeasuredView x, const MlpBuffers& b, const AdapterBuffers& a,
                 TensorView dx, bool accumulate) const override;
 
  private:
   TensorView activation(Carver& carver) const { return carver.take(compute_, {tokens_, ffn_}); }
-  void input_gradients(const BlockBackward& call, TensorView x, const MlpBuffers& b, const AdapterBuffers& a,
+  static MeasuredView measured_act(const MlpBuffers& b) { return {b.act, b.act_magnitude}; }
+  void input_gradients(const BlockBackward& call, MeasuredView of, const MlpBuffers& b, const AdapterBuffers& a,
                        TensorView dx, bool accumulate) const;
 
   const Adapters& adapters_;
@@ -61,7 +63,7 @@ class DenseMlp final : public Mlp {
   bool gelu_, selective_, biased_;
 };
 
-void DenseMlp::backward(const BlockBackward& call, TensorView dy, TensorView x, const MlpBuffers& b,
+void DenseMlp::backward(const BlockBackward& call, TensorView dy, MeasuredView x, const MlpBuffers& b,
                         const AdapterBuffers& a, TensorView dx, bool accumulate) const {
   Ops& ops = call.ops;
   const StreamView s = call.stream;
@@ -69,10 +71,11 @@ void DenseMlp::backward(const BlockBackward& call, TensorView dy, TensorView x, 
   const GradientsGuard& g = call.gradients;
   const LinearGradient dresult = linear_gradient(call, dy);
   const TensorView ddown = g["mlp.down_proj.weight"];
-  add_linear_gradients(call, dresult, linear_input(call, b.act, static_cast<bool>(ddown)), ddown,
+  add_linear_gradients(call, dresult, linear_input(call, measured_act(b), static_cast<bool>(ddown)), ddown,
                        bias_of(biased_, g, "mlp.down_proj.bias"));
   adapters_.parameter_gradients(call, "mlp.down_proj", dy, b.act, a);
-  const TensorView dact = b.act, dgate = b.gate, dup = b.up;
+  const TensorView dact = b.act;
+  const MeasuredView dgate(b.gate, gradient_magnitude(call.fp8, 0)), dup(b.up, gradient_magnitude(call.fp8, 1));
   linear_backward_input(call, dresult, w["mlp.down_proj.weight"], dact, false);
   adapters_.input_gradient(call, "mlp.down_proj", dact, a);
   if (gelu_) {
@@ -84,13 +87,15 @@ void DenseMlp::backward(const BlockBackward& call, TensorView dy, TensorView x, 
 }
 
 /// Gradients of what gate and up project, from those of their results.
-void DenseMlp::input_gradients(const BlockBackward& call, TensorView x, const MlpBuffers& b, const AdapterBuffers& a,
+void DenseMlp::input_gradients(const BlockBackward& call, MeasuredView of, const MlpBuffers& b, const AdapterBuffers& a,
                                TensorView dx, bool accumulate) const {
+  const TensorView x = of.values;
   const WeightsGuard& w = call.weights;
   const GradientsGuard& g = call.gradients;
   const TensorView gate_gradient = g["mlp.gate_proj.weight"], up_gradient = g["mlp.up_proj.weight"];
-  const LinearGradient dgate = linear_gradient(call, b.gate, 0), dup = linear_gradient(call, b.up, 1);
-  const LinearInput input = linear_input(call, x, gate_gradient || up_gradient);
+  const LinearGradient dgate = linear_gradient(call, {b.gate, gradient_magnitude(call.fp8, 0)}, 0),
+                       dup = linear_gradient(call, {b.up, gradient_magnitude(call.fp8, 1)}, 1);
+  const LinearInput input = linear_input(call, of, gate_gradient || up_gradient);
   add_linear_gradients(call, dgate, input, gate_gradient, bias_of(biased_, g, "mlp.gate_proj.bias"));
   add_linear_gradients(call, dup, input, up_gradient, bias_of(biased_, g, "mlp.up_proj.bias"));
   adapters_.parameter_gradients(call, "mlp.gate_proj", b.gate, x, a);
@@ -143,7 +148,7 @@ class ExpertMlp final : public Mlp {
     for (TensorView* rows : {&b.gate, &b.up, &b.act, &b.rows, &r.slots}) *rows = first_rows(*rows, n * choices_);
     return b;
   }
-  void forward(const BlockForward& call, TensorView x, const MlpBuffers& b, const AdapterBuffers& a) const override;
+  void forward(const BlockForward& call, MeasuredView x, const MlpBuffers& b, const AdapterBuffers& a) const override;
   void activate(const BlockForward& call, const MlpBuffers& b) const override {
     call.ops.expert_swiglu(b.gate, b.up, b.routing, b.act, call.stream);
   }
@@ -154,7 +159,7 @@ class ExpertMlp final : public Mlp {
     adapters_.expert_forward(call, "mlp.experts.down_proj", {b.act}, b.routing, rows, a);
     if (y) call.ops.sum_rows(rows, b.routing, residual, y, call.stream);
   }
-  void backward(const BlockBackward& call, TensorView dy, TensorView x, const MlpBuffers& b, const AdapterBuffers& a,
+  void backward(const BlockBackward& call, TensorView dy, MeasuredView x, const MlpBuffers& b, const AdapterBuffers& a,
                 TensorView dx, bool accumulate) const override;
 
  private:
@@ -166,7 +171,8 @@ class ExpertMlp final : public Mlp {
   bool selective_, training_, normalized_;
 };
 
-void ExpertMlp::forward(const BlockForward& call, TensorView x, const MlpBuffers& b, const AdapterBuffers& a) const {
+void ExpertMlp::forward(const BlockForward& call, MeasuredView of, const MlpBuffers& b, const AdapterBuffers& a) const {
+  const TensorView x = of.values;
   Ops& ops = call.ops;
   const StreamView s = call.stream;
   const WeightsGuard& w = call.weights;
@@ -188,8 +194,9 @@ void add_expert_gradients(const BlockBackward& call, RowValues dy, RowValues x, 
   if (dweight) call.ops.expert_backward_weight(dy, x, routing, dweight, call.stream);
 }
 
-void ExpertMlp::backward(const BlockBackward& call, TensorView dy, TensorView x, const MlpBuffers& b,
+void ExpertMlp::backward(const BlockBackward& call, TensorView dy, MeasuredView of, const MlpBuffers& b,
                          const AdapterBuffers& a, TensorView dx, bool accumulate) const {
+  const TensorView x = of.values;
   Ops& ops = call.ops;
   const StreamView s = call.stream;
   const WeightsGuard& w = call.weights;

@@ -12,9 +12,10 @@ namespace tandem {
 /// R is N, or N K with experts: of each token as many rows as it has experts. In backward, gradients take the place of
 /// what they have used up.
 struct MlpBuffers {
-  TensorView gate, up;  ///< (R, F); backward: their gradients
-  TensorView act;       ///< (R, F), of all blocks in a selective shape; backward: its gradient
-  TensorView logits;    ///< (N, E) f32, of the experts
+  TensorView gate, up;            ///< (R, F); backward: their gradients
+  TensorView act;                 ///< (R, F), of all blocks in a selective shape; backward: its gradient
+  TensorView logits;              ///< (N, E) f32, of the experts
+  void* act_magnitude = nullptr;  ///< magnitude of act in forward, see InputMagnitudes
   Routing routing;
   // Shared by all blocks, in use within a call.
   TensorView rows;              ///< (N K, C): outputs of experts, or the gradients of their inputs
@@ -37,8 +38,9 @@ class Mlp {
   /// Buffers of forward for the first `n` tokens.
   virtual MlpBuffers first_tokens(MlpBuffers b, std::int64_t n) const = 0;
 
-  /// Computes the MLP of x (N, C) up to the activation.
-  virtual void forward(const BlockForward& call, TensorView x, const MlpBuffers& b, const AdapterBuffers& a) const = 0;
+  /// Computes the MLP of x (N, C) up to the activation. A magnitude of x has been written.
+  virtual void forward(const BlockForward& call, MeasuredView x, const MlpBuffers& b,
+                       const AdapterBuffers& a) const = 0;
   /// Computes the activation alone, again.
   virtual void activate(const BlockForward& call, const MlpBuffers& b) const = 0;
   /// y (N, C) = the MLP's result, after forward(); plus `residual` where that is not empty. With an empty y only what
@@ -47,7 +49,7 @@ class Mlp {
                       TensorView y) const = 0;
   /// Computes dx, the gradient of x, from dy, that of the result; dx is written or, where `accumulate`, added to. It
   /// may take the place of x. Adds to the gradients of the weights.
-  virtual void backward(const BlockBackward& call, TensorView dy, TensorView x, const MlpBuffers& b,
+  virtual void backward(const BlockBackward& call, TensorView dy, MeasuredView x, const MlpBuffers& b,
                         const AdapterBuffers& a, TensorView dx, bool accumulate) const = 0;
 };
 

@@ -9,6 +9,9 @@ namespace {
 
 bool is_multiple(std::int64_t n) { return n % fp8_multiple == 0; }
 
+/// Whether both sizes of a matrix are.
+bool are_multiples(const TensorView& x) { return is_multiple(x.shape[0]) && is_multiple(x.shape[1]); }
+
 /// Layers of a block that take one input of `inputs` channels, by the channels of their outputs.
 struct LinearGroup {
   std::int64_t inputs = 0;
@@ -33,17 +36,17 @@ bool takes(const Fp8Buffers* buffers, const TensorView& x, const TensorView& w) 
   return buffers != nullptr && is_multiple(x.shape[0]) && is_multiple(w.shape[0]) && is_multiple(w.shape[1]);
 }
 
-Fp8Matrix quantized(Ops& ops, StreamView stream, const TensorView& values, void* memory, Fp8Sums sums,
+Fp8Matrix quantized(Ops& ops, StreamView stream, const MeasuredView& x, void* memory, Fp8Sums sums,
                     Fp8Format format = Fp8Format::e4m3) {
-  const Fp8Matrix m{memory, values.shape[0], values.shape[1], sums, format};
-  ops.quantize(values, m, stream);
+  const Fp8Matrix m{memory, x.values.shape[0], x.values.shape[1], sums, format};
+  ops.quantize(x, m, stream);
   return m;
 }
 
 /// x, or nothing where its sizes do not allow it.
 template <class Call>
-Fp8Matrix quantized_input(const Call& call, const TensorView& x, Fp8Sums sums) {
-  if (call.fp8 == nullptr || !is_multiple(x.shape[0]) || !is_multiple(x.shape[1])) return {};
+Fp8Matrix quantized_input(const Call& call, const MeasuredView& x, Fp8Sums sums) {
+  if (call.fp8 == nullptr || !are_multiples(x.values)) return {};
   return quantized(call.ops, call.stream, x, call.fp8->input, sums);
 }
 
@@ -58,6 +61,7 @@ Fp8Sizes fp8_sizes(const ModelConfig& config, const RunShape& shape, const OpsRu
   Fp8Sizes sizes;
   const std::int64_t tokens = shape.batch * shape.sequence;
   if (!shape.fp8 || !is_multiple(tokens)) return sizes;
+  sizes.magnitude = ops.magnitude_bytes();
   const auto grow = [&](std::size_t& size, std::int64_t rows, std::int64_t columns, Fp8Sums sums) {
     if (is_multiple(rows) && is_multiple(columns)) size = std::max(size, ops.fp8_bytes(rows, columns, sums));
   };
@@ -71,21 +75,54 @@ Fp8Sizes fp8_sizes(const ModelConfig& config, const RunShape& shape, const OpsRu
   return sizes;
 }
 
+namespace {
+
+void* take_bytes(Carver& carver, std::size_t bytes) {
+  return carver.take(DType::f32, {static_cast<std::int64_t>(align_up(bytes) / sizeof(float))}).data;
+}
+
+}  // namespace
+
 std::optional<Fp8Buffers> take_fp8(Carver& carver, const Fp8Sizes& sizes, const RunShape& shape) {
   if (sizes.weight == 0) return std::nullopt;
-  const auto take = [&](std::size_t bytes) {
-    return carver.take(DType::f32, {static_cast<std::int64_t>(align_up(bytes) / sizeof(float))}).data;
-  };
-  Fp8Buffers buffers{.how = *shape.fp8, .input = take(sizes.input), .weight = take(sizes.weight)};
-  for (std::size_t i = 0; i < sizes.gradients.size(); ++i) buffers.gradients[i] = take(sizes.gradients[i]);
+  Fp8Buffers buffers{
+      .how = *shape.fp8, .input = take_bytes(carver, sizes.input), .weight = take_bytes(carver, sizes.weight)};
+  for (std::size_t i = 0; i < sizes.gradients.size(); ++i) {
+    buffers.gradients[i] = take_bytes(carver, sizes.gradients[i]);
+  }
+  if (!shape.training) return buffers;
+  for (void*& magnitude : buffers.gradient_magnitudes) magnitude = take_bytes(carver, sizes.magnitude);
   return buffers;
 }
 
-LinearInput linear_input(const BlockForward& call, TensorView x) {
-  return {x, quantized_input(call, x, Fp8Sums::columns)};
+void take_magnitudes(Carver& carver, const Fp8Sizes& sizes, std::optional<Fp8Buffers>& buffers) {
+  if (!buffers) return;
+  InputMagnitudes& of = buffers->inputs.emplace_back();
+  for (void** magnitude : {&of.attention, &of.output, &of.mlp, &of.down}) {
+    *magnitude = take_bytes(carver, sizes.magnitude);
+  }
 }
-LinearInput linear_input(const BlockBackward& call, TensorView x, bool wanted) {
-  return {x, wanted ? quantized_input(call, x, Fp8Sums::rows) : Fp8Matrix{}};
+
+InputMagnitudes input_magnitudes(const Fp8Buffers* buffers, std::size_t slot) {
+  return buffers == nullptr ? InputMagnitudes{} : buffers->inputs.at(slot);
+}
+
+void* gradient_magnitude(const Fp8Buffers* buffers, std::size_t place) {
+  return buffers == nullptr ? nullptr : buffers->gradient_magnitudes.at(place);
+}
+
+MeasuredView measured(const BlockForward& call, TensorView x, void* magnitude) {
+  if (magnitude == nullptr || !are_multiples(x)) return x;
+  const MeasuredView view(x, magnitude);
+  call.ops.measure(view, call.stream);
+  return view;
+}
+
+LinearInput linear_input(const BlockForward& call, MeasuredView x) {
+  return {x.values, quantized_input(call, x, Fp8Sums::columns)};
+}
+LinearInput linear_input(const BlockBackward& call, MeasuredView x, bool wanted) {
+  return {x.values, wanted ? quantized_input(call, x, Fp8Sums::rows) : Fp8Matrix{}};
 }
 
 namespace {
@@ -114,16 +151,20 @@ void linear_add(const BlockForward& call, const LinearInput& x, TensorView w, Te
 }
 
 void linear_gelu(const BlockForward& call, const LinearInput& x, TensorView w, TensorView bias, TensorView up,
-                 TensorView act) {
+                 MeasuredView act) {
   if (fp8_linear(call, x, w, bias, {}, up)) return call.ops.gelu(up, act, call.stream);
-  if (!call.few_rows()) return call.ops.linear_gelu(x.values, w, bias, up, act, call.stream);
+  if (!call.few_rows()) {
+    call.ops.linear_gelu(x.values, w, bias, up, act.values, call.stream);
+    if (act.magnitude != nullptr) call.ops.measure(act, call.stream);
+    return;
+  }
   call.ops.linear_rows(x.values, w, bias, up, call.stream);
   call.ops.gelu(up, act, call.stream);
 }
 
-LinearGradient linear_gradient(const BlockBackward& call, TensorView dy, std::size_t place) {
-  if (call.fp8 == nullptr || !is_multiple(dy.shape[0]) || !is_multiple(dy.shape[1])) return {dy, {}};
-  return {dy,
+LinearGradient linear_gradient(const BlockBackward& call, MeasuredView dy, std::size_t place) {
+  if (call.fp8 == nullptr || !are_multiples(dy.values)) return {dy.values, {}};
+  return {dy.values,
           quantized(call.ops, call.stream, dy, call.fp8->gradients.at(place), Fp8Sums::both, call.fp8->how.gradients)};
 }
 
@@ -146,12 +187,14 @@ void linear_backward_input(const BlockBackward& call, const LinearGradient& dy, 
 }
 
 void linear_gelu_backward_input(const BlockBackward& call, const LinearGradient& dy, TensorView w, TensorView up,
-                                TensorView dup) {
+                                MeasuredView dup) {
   if (dy.quantized.data == nullptr || !takes(call.fp8, dy.values, w)) {
-    return call.ops.linear_gelu_backward_input(dy.values, w, up, dup, call.stream);
+    call.ops.linear_gelu_backward_input(dy.values, w, up, dup.values, call.stream);
+    if (dup.magnitude != nullptr) call.ops.measure(dup, call.stream);
+    return;
   }
-  linear_backward_input(call, dy, w, dup, false);
-  call.ops.gelu_backward(dup, up, dup, call.stream);
+  linear_backward_input(call, dy, w, dup.values, false);
+  call.ops.gelu_backward(dup.values, up, dup, call.stream);
 }
 
 }  // namespace tandem

@@ -84,8 +84,10 @@ void OffloadEngine::abort_step() {
   if (impl_->pass.kind == OpenPass::Kind::step) impl_->held.empty_all();
   impl_->steps.abort_step();
 }
-WeightsGuard OffloadEngine::fetch(int layer, StreamView stream) { return impl_->held.fetch(layer, stream); }
-GradientsGuard OffloadEngine::gradients(int layer, StreamView stream) { return impl_->held.gradients(layer, stream); }
+WeightsGuard OffloadEngine::fetch(int layer, StreamView stream) { return impl_->held.fetch(LayerIndex(layer), stream); }
+GradientsGuard OffloadEngine::gradients(int layer, StreamView stream) {
+  return impl_->held.gradients(LayerIndex(layer), stream);
+}
 void OffloadEngine::wait() { impl_->steps.wait(); }
 void OffloadEngine::read(const Parameter& parameter, StateArray array, std::span<float> values) {
   impl_->state.read(parameter, array, values);
@@ -121,7 +123,9 @@ std::size_t OffloadEngine::host_bytes() const noexcept { return impl_->parts.sto
 TensorView OffloadEngine::resident_weights(const Parameter& parameter) const {
   return impl_->held.resident_weights(parameter);
 }
-void OffloadEngine::wait_for_weights(int layer, StreamView stream) { impl_->held.wait_for_weights(layer, stream); }
+void OffloadEngine::wait_for_weights(int layer, StreamView stream) {
+  impl_->held.wait_for_weights(LayerIndex(layer), stream);
+}
 bool OffloadEngine::holds(std::uint64_t ticket) const noexcept { return impl_->held.holds(ticket); }
 void OffloadEngine::also_used(std::uint64_t ticket, StreamView stream) { impl_->held.also_used(ticket, stream); }
 void OffloadEngine::release(std::uint64_t ticket, StreamView stream) noexcept {

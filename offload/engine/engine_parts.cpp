@@ -39,7 +39,7 @@ EngineParts::EngineParts(Device& of_device, const ParameterLayout& of_layout, co
       access(device, layout, plan, storage, options.watchdog_seconds),
       lowering(std::in_place, layout, plan),
       runner(device, layout, plan, storage, group),
-      stalls(device, options.watchdog_seconds, 2 * static_cast<std::size_t>(layout.layer_count())),
+      stalls(device, options.watchdog_seconds, 2 * layout.layers().size()),
       executor({.device = device,
                 .layout = layout,
                 .runner = runner,

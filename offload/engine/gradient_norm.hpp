@@ -16,11 +16,11 @@ class GradientNorm {
   double wait();
 
  private:
-  double squares_of(int layer);
-  double add_squares(int layer, double sum) const;
+  double squares_of(LayerIndex layer);
+  double add_squares(LayerIndex layer, double sum) const;
 
   EngineParts& parts_;
-  std::vector<double> squares_;  ///< sum of squares of each layer's gradients
+  IndexedVector<LayerIndex, double> squares_;  ///< sum of squares of each layer's gradients
 };
 
 }  // namespace tandem

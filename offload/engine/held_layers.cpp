@@ -17,7 +17,7 @@ constexpr unsigned char of_nan = 0xFF;
 
 }  // namespace
 
-const std::string& HeldLayers::name_of(int layer) const { return parts_.layout.layer(layer).name; }
+const std::string& HeldLayers::name_of(LayerIndex layer) const { return layer_at(parts_.layout, layer).name; }
 
 template <class Held>
 Held HeldLayers::take(std::vector<Held>& list, std::uint64_t ticket) {
@@ -31,20 +31,20 @@ Held HeldLayers::take(std::vector<Held>& list, std::uint64_t ticket) {
 LayerBases HeldLayers::bases_of(const LayerUse& use) const {
   LayerBases bases;
   for (const WeightPlace& place : use.weights) {
-    bases.add(place.layer, place.buffer >= 0 ? parts_.storage.weight_buffer(place.buffer)
-                                             : parts_.storage.resident_weights(place.layer));
+    bases.add(place.layer.number(), place.buffer >= 0 ? parts_.storage.weight_buffer(place.buffer)
+                                                      : parts_.storage.resident_weights(place.layer));
   }
   return bases;
 }
 
 /// Throws MisuseError where the step's gradients have ended.
-void HeldLayers::require_open(const char* call, int layer) const {
+void HeldLayers::require_open(const char* call, LayerIndex layer) const {
   if (!pass_.gradients_ended) return;
-  throw MisuseError(fmt::format("{} of layer {} after end_gradients", call, layer), {},
+  throw MisuseError(fmt::format("{} of layer {} after end_gradients", call, layer.number()), {},
                     "call update, skip or abort_step first");
 }
 
-WeightsGuard HeldLayers::fetch(int layer, StreamView stream) {
+WeightsGuard HeldLayers::fetch(LayerIndex layer, StreamView stream) {
   parts_.executor.require_good();
   if (pass_.kind == OpenPass::Kind::none) throw MisuseError("fetch outside a step and an evaluation");
   require_open("fetch", layer);
@@ -58,22 +58,22 @@ WeightsGuard HeldLayers::fetch(int layer, StreamView stream) {
   parts_.prefetch();
   parts_.submit();
   LayerBases bases = bases_of(held.use);
-  held.decoded = parts_.layout.layer(layer).decoded_elements > 0 ? layer : -1;
-  if (held.decoded >= 0) bases.decoded = parts_.storage.decoded();
+  if (layer_at(parts_.layout, layer).decoded_elements > 0) held.decoded = layer;
+  if (!held.decoded.none()) bases.decoded = parts_.storage.decoded();
   weights_.push_back(held);
-  WeightsGuard guard(&owner_, &parts_.layout, layer, held.ticket, bases, stream);
+  WeightsGuard guard(&owner_, &parts_.layout, layer.number(), held.ticket, bases, stream);
   const bool updating = pass_.kind == OpenPass::Kind::step && parts_.updates.running();
   const std::uint32_t place = updating ? parts_.stalls.reach(stream) : 0;
   parts_.executor.begin_caller_task(held.use.id, stream, "fetching layer");
   if (updating) parts_.stalls.leave(place, stream);
-  if (held.decoded >= 0) decode(layer, bases, stream);
+  if (!held.decoded.none()) decode(layer, bases, stream);
   return guard;
 }
 
 /// Throws MisuseError where another guard has the buffer that the layer's weights are decoded into.
-void HeldLayers::require_decodable(int layer) const {
-  if (layer < 0 || layer >= parts_.layout.layer_count() || parts_.layout.layer(layer).decoded_elements == 0) return;
-  const auto other = std::ranges::find_if(weights_, [](const Weights& held) { return held.decoded >= 0; });
+void HeldLayers::require_decodable(LayerIndex layer) const {
+  if (!has_layer(parts_.layout, layer) || layer_at(parts_.layout, layer).decoded_elements == 0) return;
+  const auto other = std::ranges::find_if(weights_, [](const Weights& held) { return !held.decoded.none(); });
   if (other == weights_.end()) return;
   throw MisuseError(fmt::format("weights of layer {} fetched while those of layer {} are held", name_of(layer),
                                 name_of(other->decoded)),
@@ -82,10 +82,10 @@ void HeldLayers::require_decodable(int layer) const {
 }
 
 /// Decodes a layer's weights, behind the work of the buffer's last use.
-void HeldLayers::decode(int layer, const LayerBases& bases, StreamView stream) {
+void HeldLayers::decode(LayerIndex layer, const LayerBases& bases, StreamView stream) {
   if (decoded_free_) parts_.device.wait(stream, *decoded_free_);
-  const Layer& of = parts_.layout.layer(layer);
-  const auto* const stored = static_cast<const std::byte*>(bases.of(layer));
+  const Layer& of = layer_at(parts_.layout, layer);
+  const auto* const stored = static_cast<const std::byte*>(bases.of(layer.number()));
   for (const Parameter& p : of.parameters) {
     if (!p.coded()) continue;
     const CodedWeight from{p.options.code, stored + of.weight_offset(p.offset),
@@ -97,33 +97,33 @@ void HeldLayers::decode(int layer, const LayerBases& bases, StreamView stream) {
 
 /// Lets the next use decode, behind this one's work.
 void HeldLayers::release_decoded(const Weights& held, StreamView stream) {
-  if (held.decoded < 0) return;
+  if (held.decoded.none()) return;
   if (parts_.options.poison_released) {
-    const std::int64_t values = parts_.layout.layer(held.decoded).decoded_elements;
+    const std::int64_t values = layer_at(parts_.layout, held.decoded).decoded_elements;
     parts_.device.fill(parts_.storage.decoded(), of_nan, static_cast<std::size_t>(values) * sizeof(bf16), stream);
   }
   decoded_free_ = parts_.device.make_event();
   parts_.device.record(*decoded_free_, stream);
 }
 
-void HeldLayers::require_resident(int layer) const {
-  if (layer < 0 || layer >= parts_.layout.layer_count()) throw MisuseError(fmt::format("no layer {}", layer));
-  if (parts_.plan.layers[static_cast<std::size_t>(layer)].resident) return;
+void HeldLayers::require_resident(LayerIndex layer) const {
+  if (!has_layer(parts_.layout, layer)) throw MisuseError(fmt::format("no layer {}", layer.number()));
+  if (placement_at(parts_.plan, layer).resident) return;
   throw MisuseError(fmt::format("weights of layer {} have no address of their own", name_of(layer)),
                     "the plan does not keep them on the device", "plan with OffloadOptions::resident_layers");
 }
 
 TensorView HeldLayers::resident_weights(const Parameter& parameter) const {
   const Parameter& p = parts_.layout.parameter(parameter.full_name);
-  require_resident(p.layer);
+  require_resident(layer_of(p));
   if (p.coded()) {
     throw MisuseError(fmt::format("weights of {} have no address of their own", p.full_name),
                       "they are stored in another format", "fetch its layer");
   }
-  return {parts_.storage.resident_weight(p.layer, p.offset), p.options.weight, p.shape};
+  return {parts_.storage.resident_weight(layer_of(p), p.offset), p.options.weight, p.shape};
 }
 
-void HeldLayers::wait_for_weights(int layer, StreamView stream) {
+void HeldLayers::wait_for_weights(LayerIndex layer, StreamView stream) {
   parts_.executor.require_good();
   require_resident(layer);
   parts_.device.require_own(stream);
@@ -149,7 +149,7 @@ void HeldLayers::also_used(std::uint64_t ticket, StreamView stream) {
   for (Weights& held : weights_) {
     if (held.ticket != ticket) continue;
     parts_.executor.begin_caller_task(held.use.id, stream, "fetching layer");
-    if (held.decoded >= 0) {
+    if (!held.decoded.none()) {
       const Event decoded = parts_.device.make_event();
       parts_.device.record(decoded, held.stream.view);
       parts_.device.wait(stream, decoded);
@@ -180,31 +180,32 @@ void HeldLayers::release(std::uint64_t ticket, StreamView stream) {
 /// Fills the buffers of a use with NaN, behind the caller's work, unless another guard holds them.
 void HeldLayers::poison(const LayerUse& use, StreamView stream) {
   for (const WeightPlace& place : parts_.lowering->drop_idle(use)) {
-    const Layer& layer = parts_.layout.layer(place.layer);
+    const Layer& layer = layer_at(parts_.layout, place.layer);
     parts_.device.fill(parts_.storage.weight_buffer(place.buffer), of_nan, layer.weight_offset(layer.elements), stream);
   }
 }
 
 /// Two layers that share parameters add to one buffer, which only one stream does in order.
-void HeldLayers::require_one_stream(int layer, StreamView stream) const {
-  const std::vector<int>& borrows = parts_.layout.layer(layer).borrows;
+void HeldLayers::require_one_stream(LayerIndex layer, StreamView stream) const {
+  const std::vector<int>& borrows = layer_at(parts_.layout, layer).borrows;
   for (const Gradients& held : gradients_) {
     if (held.stream.view == stream) continue;
     for (const GradientPlace& place : held.use.gradients) {
-      if (place.layer != layer && std::find(borrows.begin(), borrows.end(), place.layer) == borrows.end()) continue;
+      if (place.layer != layer && std::find(borrows.begin(), borrows.end(), place.layer.number()) == borrows.end())
+        continue;
       throw MisuseError(fmt::format("gradients of layers '{}' and '{}', which share parameters, on two streams",
-                                    parts_.layout.layer(held.use.layer).name, parts_.layout.layer(layer).name),
+                                    layer_at(parts_.layout, held.use.layer).name, layer_at(parts_.layout, layer).name),
                         {}, "commit the one before asking for the other");
     }
   }
 }
 
-GradientsGuard HeldLayers::gradients(int layer, StreamView stream) {
+GradientsGuard HeldLayers::gradients(LayerIndex layer, StreamView stream) {
   parts_.executor.require_good();
   if (pass_.kind != OpenPass::Kind::step) throw MisuseError("gradients outside a step");
   require_open("gradients", layer);
   parts_.device.require_own(stream);
-  if (layer >= 0 && layer < parts_.layout.layer_count()) require_one_stream(layer, stream);
+  if (has_layer(parts_.layout, layer)) require_one_stream(layer, stream);
   Gradients held;
   held.ticket = next_ticket_++;
   held.stream = SharedStream(stream);
@@ -213,8 +214,8 @@ GradientsGuard HeldLayers::gradients(int layer, StreamView stream) {
   gradients_.push_back(held);
   LayerBases bases;
   for (const GradientPlace& place : held.use.gradients)
-    bases.add(place.layer, parts_.storage.gradient_buffer(place.buffer));
-  GradientsGuard guard(&owner_, &parts_.layout, layer, held.ticket, bases);
+    bases.add(place.layer.number(), parts_.storage.gradient_buffer(place.buffer));
+  GradientsGuard guard(&owner_, &parts_.layout, layer.number(), held.ticket, bases);
   parts_.executor.begin_caller_task(held.use.id, stream, "gradients of layer");
   for (const GradientPlace& place : held.use.gradients) {
     if (place.fresh) clear_gradients(place, stream);
@@ -225,7 +226,7 @@ GradientsGuard HeldLayers::gradients(int layer, StreamView stream) {
 /// Clears the fp32 gradients, which callers add to, and the padding of those that they write. Where several uses add to
 /// a buffer and some may be absent, perhaps nobody writes those: they are cleared, too.
 void HeldLayers::clear_gradients(const GradientPlace& place, StreamView stream) {
-  const Layer& layer = parts_.layout.layer(place.layer);
+  const Layer& layer = layer_at(parts_.layout, place.layer);
   std::byte* const buffer = parts_.storage.gradient_buffer(place.buffer);
   const auto clear = [&](std::int64_t begin, std::int64_t end) {
     const std::size_t first = layer.gradient_offset(begin), last = layer.gradient_offset(end);
@@ -243,7 +244,7 @@ void HeldLayers::clear_gradients(const GradientPlace& place, StreamView stream) 
 void HeldLayers::clear_left_out(const Gradients& held, StreamView stream) {
   for (const GradientPlace& place : held.use.gradients) {
     if (place.layer != held.use.layer || !place.sole) continue;
-    const Layer& layer = parts_.layout.layer(place.layer);
+    const Layer& layer = layer_at(parts_.layout, place.layer);
     std::byte* const buffer = parts_.storage.gradient_buffer(place.buffer);
     for (const std::size_t index : held.left_out) {
       const Parameter& p = layer.parameters[index];

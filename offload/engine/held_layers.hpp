@@ -23,10 +23,10 @@ class HeldLayers {
       : owner_(owner), parts_(parts), pass_(pass), present_(present) {}
 
   /// Calls of OffloadEngine about layers.
-  WeightsGuard fetch(int layer, StreamView stream);
-  GradientsGuard gradients(int layer, StreamView stream);
+  WeightsGuard fetch(LayerIndex layer, StreamView stream);
+  GradientsGuard gradients(LayerIndex layer, StreamView stream);
   TensorView resident_weights(const Parameter& parameter) const;
-  void wait_for_weights(int layer, StreamView stream);
+  void wait_for_weights(LayerIndex layer, StreamView stream);
   /// Calls of ParameterAccess by its guards.
   bool holds(std::uint64_t ticket) const noexcept;
   void also_used(std::uint64_t ticket, StreamView stream);
@@ -55,7 +55,7 @@ class HeldLayers {
     LayerUse use;
     SharedStream stream;
     std::vector<SharedStream> also;
-    int decoded = -1;    ///< layer whose weights it has in the buffer of decoded ones; -1: none
+    LayerIndex decoded;  ///< layer whose weights it has in the buffer of decoded ones; none: no layer's
     int exceptions = 0;  ///< exceptions in flight when it was asked for
   };
   struct Gradients {
@@ -67,14 +67,14 @@ class HeldLayers {
 
   template <class Held>
   static Held take(std::vector<Held>& list, std::uint64_t ticket);
-  const std::string& name_of(int layer) const;
-  void require_resident(int layer) const;
-  void require_open(const char* call, int layer) const;
+  const std::string& name_of(LayerIndex layer) const;
+  void require_resident(LayerIndex layer) const;
+  void require_open(const char* call, LayerIndex layer) const;
   LayerBases bases_of(const LayerUse& use) const;
-  void require_decodable(int layer) const;
-  void decode(int layer, const LayerBases& bases, StreamView stream);
+  void require_decodable(LayerIndex layer) const;
+  void decode(LayerIndex layer, const LayerBases& bases, StreamView stream);
   void release_decoded(const Weights& held, StreamView stream);
-  void require_one_stream(int layer, StreamView stream) const;
+  void require_one_stream(LayerIndex layer, StreamView stream) const;
   void poison(const LayerUse& use, StreamView stream);
   void clear_gradients(const GradientPlace& place, StreamView stream);
   void clear_left_out(const Gradients& held, StreamView stream);

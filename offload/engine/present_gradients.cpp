@@ -8,8 +8,8 @@ PresentGradients::PresentGradients(const ParameterLayout& layout, bool owners_ma
     : trained_(layout.layers().size()) {
   const std::vector<const Parameter*> owned = layout.owned_parameters();
   present_.resize(owned.size());
-  for (std::size_t l = 0; l < trained_.size(); ++l) {
-    const std::vector<Parameter>& parameters = layout.layers()[l].parameters;
+  for (const LayerIndex l : trained_.indices()) {
+    const std::vector<Parameter>& parameters = layer_at(layout, l).parameters;
     for (std::size_t i = 0; i < parameters.size(); ++i) {
       const Parameter& declared = parameters[i];
       if (declared.tied() && owners_make_gradients) continue;
@@ -28,9 +28,9 @@ void PresentGradients::begin_step(bool tracks) {
   if (tracks) std::ranges::fill(present_, static_cast<unsigned char>(0));
 }
 
-void PresentGradients::add(int layer, std::span<const std::size_t> left_out) {
+void PresentGradients::add(LayerIndex layer, std::span<const std::size_t> left_out) {
   if (!tracks_) return;
-  for (const Trained& parameter : trained_[static_cast<std::size_t>(layer)]) {
+  for (const Trained& parameter : trained_[layer]) {
     if (std::ranges::find(left_out, parameter.in_layer) == left_out.end()) present_[parameter.owned] = 1;
   }
 }

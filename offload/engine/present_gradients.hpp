@@ -5,7 +5,9 @@
 #include <string>
 #include <vector>
 
+#include "core/base/index.hpp"
 #include "core/params/parameter_layout.hpp"
+#include "scheduler/plan/indices.hpp"
 
 namespace tandem {
 
@@ -18,7 +20,7 @@ class PresentGradients {
   void begin_step(bool tracks);
   bool tracks() const noexcept { return tracks_; }
   /// A layer has committed its gradients but those that were left out, by their indices in the layer.
-  void add(int layer, std::span<const std::size_t> left_out);
+  void add(LayerIndex layer, std::span<const std::size_t> left_out);
   /// Whether an owned parameter, by its index among them, has a gradient. Only where it tracks.
   bool has(std::size_t parameter) const { return present_[parameter] != 0; }
   /// A byte for each owned parameter: 1 where it has a gradient.
@@ -29,7 +31,7 @@ class PresentGradients {
     std::size_t in_layer;  ///< index in the layer
     std::size_t owned;     ///< index among the owned parameters
   };
-  std::vector<std::vector<Trained>> trained_;  ///< by layer
+  IndexedVector<LayerIndex, std::vector<Trained>> trained_;
   std::vector<unsigned char> present_;
   bool tracks_ = false;
 };

@@ -121,7 +121,7 @@ void Executor::submit(TaskList& tasks) {
 
 double Executor::begin_caller_task(TaskId id, StreamView stream, std::string_view what) {
   std::unique_lock lock(mutex_);
-  const int layer = graph_.node(id).task.layer;
+  const LayerIndex layer = graph_.node(id).task.layer;
   graph_.node(id).issued_at = trace_now();
   const double blocked = wait(lock, caller_, what, layer, [&] {
     return overlap_ ? graph_.node(id).waiting_for == 0 : graph_.dependencies_done(id);
@@ -152,7 +152,7 @@ void Executor::finish_caller_task(TaskId id, StreamView stream) {
   }
   if (overlap_) return;
   lock.lock();
-  wait(lock, caller_, "one thing after another", -1, [&] { return graph_.done(id) && idle(); });
+  wait(lock, caller_, "one thing after another", {}, [&] { return graph_.done(id) && idle(); });
 }
 
 void Executor::require_good() {
@@ -163,12 +163,12 @@ void Executor::require_good() {
 
 double Executor::drain(std::string_view what) {
   std::unique_lock lock(mutex_);
-  return wait(lock, caller_, what, -1, [&] { return graph_.empty(); });
+  return wait(lock, caller_, what, {}, [&] { return graph_.empty(); });
 }
 
 double Executor::wait_done(std::span<const TaskId> tasks, std::string_view what) {
   std::unique_lock lock(mutex_);
-  return wait(lock, caller_, what, -1, [this, left = tasks]() mutable {
+  return wait(lock, caller_, what, {}, [this, left = tasks]() mutable {
     while (!left.empty() && graph_.done(left.front())) left = left.subspan(1);
     return left.empty();
   });
@@ -191,7 +191,7 @@ LaneSeconds Executor::busy() {
 
 /// Waits until `done` holds. `layer` is what it is about, or -1.
 template <class Predicate>
-double Executor::wait(std::unique_lock<BriefMutex>& lock, Waiter& waiter, std::string_view what, int layer,
+double Executor::wait(std::unique_lock<BriefMutex>& lock, Waiter& waiter, std::string_view what, LayerIndex layer,
                       Predicate done) {
   constexpr std::chrono::milliseconds tick(200);
   if (failure_) std::rethrow_exception(failure_);
@@ -212,11 +212,11 @@ double Executor::wait(std::unique_lock<BriefMutex>& lock, Waiter& waiter, std::s
 }
 
 /// Fails the run where nothing has moved for too long.
-void Executor::watch(ProgressWatch& progress, std::string_view what, int layer) {
+void Executor::watch(ProgressWatch& progress, std::string_view what, LayerIndex layer) {
   if (among_ranks_) ++steps_made_;  // the group has a watchdog, which knows whom all wait for
   const auto seconds = progress.stalled(steps_made_);
   if (!seconds) return;
-  const std::string whom = layer < 0 ? "" : " " + layout_.layer(layer).name;
+  const std::string whom = layer.none() ? "" : " " + layer_at(layout_, layer).name;
   const StalledError error(fmt::format("{}{} made no progress for {:.0f} s", what, whom, *seconds),
                            graph_.who_waits(layout_));
   report_stall(error);
@@ -246,7 +246,7 @@ void Executor::sleep_until(std::unique_lock<BriefMutex>& lock, Worker& worker, P
 /// Wakes threads; called after every change, with the lock held. Waking a thread takes longer than all else that is
 /// done here for a task: only threads that sleep are woken, and only where there is something to do for them.
 inline void Executor::wake() {
-  if (dropped_saves_end_ > 0) pass_dropped_saves();
+  if (dropped_saves_end_ > TaskId(0)) pass_dropped_saves();
   if (!(asleep_ & startable()).empty()) wake_workers();
   if (caller_.wanted) wake(caller_);
   if (saver_.wanted) wake(saver_);

@@ -127,8 +127,9 @@ class Executor {
   void finish(TaskId id, const std::exception_ptr& error);
   void fail(std::exception_ptr error);
   template <class Predicate>
-  double wait(std::unique_lock<BriefMutex>& lock, Waiter& waiter, std::string_view what, int layer, Predicate done);
-  void watch(ProgressWatch& progress, std::string_view what, int layer);
+  double wait(std::unique_lock<BriefMutex>& lock, Waiter& waiter, std::string_view what, LayerIndex layer,
+              Predicate done);
+  void watch(ProgressWatch& progress, std::string_view what, LayerIndex layer);
   Event new_event();
 
   Device& device_;
@@ -147,7 +148,7 @@ class Executor {
   LaneLoad load_;
   LaneSet asleep_;  ///< lanes of workers that sleep
   LaneSet served_;  ///< lanes of the device, and of workers
-  TaskId dropped_saves_end_ = 0;
+  TaskId dropped_saves_end_{0};
   int callbacks_ = 0;             ///< asked of the device and not yet made
   bool among_ranks_ = false;      ///< a thread waits for other ranks
   std::uint64_t steps_made_ = 0;  ///< any progress counts

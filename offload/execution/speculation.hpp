@@ -41,7 +41,7 @@ class Speculation {
   std::uint64_t taken_back() const noexcept { return taken_back_; }
 
  private:
-  std::int64_t& updated_of(const Task& task) { return updated_elements_[static_cast<std::size_t>(task.subgroup)]; }
+  std::int64_t& updated_of(const Task& task) { return updated_elements_[task.subgroup]; }
   UndoPiece undo_of(const Task& task, const AdamPiece& subgroup, const AdamPiece& part) const;
   bool exceeds(const Task& task);
 
@@ -49,8 +49,9 @@ class Speculation {
   const Plan& plan_;
   const Storage& storage_;
   UpdateCoefficients coefficients_;
-  std::vector<std::int64_t> updated_elements_;  ///< by subgroup, since it was settled or retracted
-  std::vector<AdamCoefficients> decided_;       ///< coefficients of a subgroup's parts, while it is settled
+  /// Updated elements of each subgroup, since it was settled or retracted.
+  IndexedVector<SubgroupIndex, std::int64_t> updated_elements_;
+  std::vector<AdamCoefficients> decided_;  ///< coefficients of a subgroup's parts, while it is settled
   std::atomic<std::int64_t> open_step_{-1};
   std::atomic<double> most_squares_{0.0};  ///< a step whose squares add up to more is clipped
   std::int64_t squares_step_ = -1;

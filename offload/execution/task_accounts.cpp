@@ -5,7 +5,7 @@
 namespace tandem {
 
 void TaskAccounts::add_span(const Task& task, double begin, double end) const {
-  const std::string& layer = layout_.layer(task.layer).name;
+  const std::string& layer = layer_at(layout_, task.layer).name;
   trace_->span(name_of(task.lane), task.text(layer), begin, end, task.bytes);
 }
 
@@ -20,7 +20,7 @@ void TaskAccounts::note_save_done(TaskId save, double now) {
 }
 
 NamedRange TaskAccounts::told_range_of(const Task& task) const {
-  return {*ranges_, name_of(task.lane), task.text(layout_.layer(task.layer).name), task.bytes};
+  return {*ranges_, name_of(task.lane), task.text(layer_at(layout_, task.layer).name), task.bytes};
 }
 
 LaneSeconds TaskAccounts::busy() const {

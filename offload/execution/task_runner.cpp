@@ -117,7 +117,7 @@ void TaskRunner::run(const Task& task) {
 
 void TaskRunner::fetch_weights(const Task& task, StreamView stream) {
   std::byte* const buffer = storage_.weight_buffer(task.buffer);
-  const Layer& layer = layout_.layer(task.layer);
+  const Layer& layer = layer_at(layout_, task.layer);
   const auto fetch = [&](std::int64_t begin, std::int64_t count) {
     const std::size_t at = layer.weight_offset(begin);
     to_device(buffer + at, storage_.host_weight(task.layer, begin), layer.weight_offset(begin + count) - at, stream);
@@ -130,7 +130,7 @@ void TaskRunner::fetch_weights(const Task& task, StreamView stream) {
 /// Makes the codes of a layer's fp8_factors. The scale of the codes before is the guess at the new one.
 void TaskRunner::encode_weights(const Task& task) {
   std::byte* const stored = storage_.layer_codes(task.layer);
-  for_factors(layout_.layer(task.layer), [&](const Parameter& p, std::size_t codes, std::size_t scales_at) {
+  for_factors(layer_at(layout_, task.layer), [&](const Parameter& p, std::size_t codes, std::size_t scales_at) {
     float* const scales = reinterpret_cast<float*>(stored + scales_at);
     const int guess = numerics::fp8_exponent_of(scales[0]);
     const int exponent = device_.host_kernels().fp8_codes(
@@ -143,7 +143,7 @@ void TaskRunner::encode_weights(const Task& task) {
 }
 
 void TaskRunner::decode_weights(const Task& task, StreamView stream) {
-  const Layer& layer = layout_.layer(task.layer);
+  const Layer& layer = layer_at(layout_, task.layer);
   const std::byte* const stored = storage_.fetched_codes(task.code_buffer);
   std::byte* const weights = storage_.weight_buffer(task.buffer);
   for_factors(layer, [&](const Parameter& p, std::size_t codes, std::size_t scales) {
@@ -155,7 +155,7 @@ void TaskRunner::decode_weights(const Task& task, StreamView stream) {
 void TaskRunner::gather_weights(const Task& task, StreamView stream) {
   std::byte* const weights =
       task.buffer < 0 ? storage_.resident_weights(task.layer) : storage_.weight_buffer(task.buffer);
-  for (const std::vector<ByteRange>& parts : parts_[static_cast<std::size_t>(task.layer)].weights) {
+  for (const std::vector<ByteRange>& parts : parts_[task.layer].weights) {
     const bool any = std::ranges::any_of(parts, [](const ByteRange& part) { return part.size() > 0; });
     if (any) group_->all_gather(weights, parts, stream);
   }
@@ -163,17 +163,17 @@ void TaskRunner::gather_weights(const Task& task, StreamView stream) {
 }
 
 void TaskRunner::all_to_all_gradient(const Task& task, StreamView stream) {
-  group_->all_to_all(storage_.gradient_buffer(task.buffer), parts_[static_cast<std::size_t>(task.layer)].gradient,
+  group_->all_to_all(storage_.gradient_buffer(task.buffer), parts_[task.layer].gradient,
                      storage_.receive_buffer(task.receive_buffer), stream);
   bytes_from_peers_ += task.bytes;
 }
 
 /// A piece as the caller of some rank has filled it: sums in fp32, or bf16.
 const void* TaskRunner::caller_gradient(const Task& task) const {
-  const std::size_t offset = layout_.layer(task.layer).gradient_offset(task.begin);
+  const std::size_t offset = layer_at(layout_, task.layer).gradient_offset(task.begin);
   if (task.receive_buffer < 0) return storage_.gradient_buffer(task.buffer) + offset;
   const Rank own = plan_.rank;
-  const ByteRange& part = parts_[static_cast<std::size_t>(task.layer)].gradient[static_cast<std::size_t>(own.index)];
+  const ByteRange& part = parts_[task.layer].gradient[static_cast<std::size_t>(own.index)];
   // Parts of the ranks below this one come first, then of those above it.
   const auto place = static_cast<std::size_t>(task.from_rank < own.index ? task.from_rank : task.from_rank - 1);
   return storage_.receive_buffer(task.receive_buffer) + place * part.size() + (offset - part.begin);
@@ -324,14 +324,14 @@ void TaskRunner::fetch_norm(const Task& task, StreamView stream) {
   const SubgroupMemory& memory = storage_.subgroup(task.subgroup);
   const std::int64_t at = within_subgroup(task);
   const std::int64_t block = at / layout_quantum;
-  const double* const made = plan_.subgroups[static_cast<std::size_t>(task.subgroup)].gradient_on_device
+  const double* const made = subgroup_at(plan_, task.subgroup).gradient_on_device
                                  ? memory.device_norm + block
                                  : storage_.gradient_norm(task.buffer) + task.begin / layout_quantum;
   to_host(memory.host_norm + block, made, task.bytes, stream);
 }
 
 void TaskRunner::load_state(const Task& task, StreamView stream) {
-  const Subgroup& group = plan_.subgroups[static_cast<std::size_t>(task.subgroup)];
+  const Subgroup& group = subgroup_at(plan_, task.subgroup);
   const StateFormat format = format_of(task);
   if (task.buffer >= 0) {
     copy_state(storage_.state_buffer(task.buffer, task.subgroup, task.count()), state_of(task), task.count(), format,
@@ -397,13 +397,13 @@ AdamPiece TaskRunner::piece_of(const Task& task, const StateArrays& state, const
     piece.gradient = reinterpret_cast<const bf16*>(gradient);
     piece.weight = reinterpret_cast<bf16*>(weights);
   }
-  piece.index = static_cast<std::uint64_t>(first_state_[static_cast<std::size_t>(task.layer)] + task.begin);
+  piece.index = static_cast<std::uint64_t>(first_state_[task.layer] + task.begin);
   return piece;
 }
 
 void TaskRunner::update_on_device(const Task& task, StreamView stream) {
   const bool streamed = task.kind == TaskKind::update_streamed;
-  const bool kept = plan_.subgroups[static_cast<std::size_t>(task.subgroup)].gradient_on_device;
+  const bool kept = subgroup_at(plan_, task.subgroup).gradient_on_device;
   const StateArrays state = streamed ? storage_.state_buffer(task.buffer, task.subgroup, task.count()) : state_of(task);
   const std::byte* const gradient = streamed && !kept ? storage_.streamed_gradient(task.buffer) : final_gradient(task);
   const AdamPiece piece = piece_of(task, state, gradient, updated_weights(task));

@@ -39,9 +39,7 @@ class TaskRunner {
 
  private:
   /// Elements from the beginning of its subgroup to that of the task.
-  std::int64_t within_subgroup(const Task& task) const {
-    return task.begin - plan_.subgroups[static_cast<std::size_t>(task.subgroup)].begin;
-  }
+  std::int64_t within_subgroup(const Task& task) const { return task.begin - subgroup_at(plan_, task.subgroup).begin; }
   StateFormat format_of(const Task& task) const { return storage_.subgroup(task.subgroup).format; }
   /// Final gradient of a task's elements.
   std::byte* final_gradient(const Task& task) const {
@@ -102,10 +100,10 @@ class TaskRunner {
     std::array<std::vector<ByteRange>, 2> weights;
     std::vector<ByteRange> gradient;
   };
-  std::vector<Parts> parts_;  ///< empty where there is one rank
+  IndexedVector<LayerIndex, Parts> parts_;  ///< empty where there is one rank
   UpdateCoefficients coefficients_;
   Speculation speculation_;
-  std::vector<std::int64_t> first_state_;  ///< by layer: state elements of the layers before it
+  IndexedVector<LayerIndex, std::int64_t> first_state_;  ///< state elements of the layers before each
   std::atomic<std::uint64_t> bytes_to_device_{0};
   std::atomic<std::uint64_t> bytes_to_host_{0};
   std::atomic<std::uint64_t> bytes_from_peers_{0};

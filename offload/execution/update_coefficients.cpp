@@ -66,7 +66,7 @@ bool UpdateCoefficients::are_invertible(std::int64_t step) const noexcept {
 std::int64_t UpdateCoefficients::updated_parameters(const Task& task) const {
   const StepCoefficients& step = step_of(task);
   std::int64_t count = 0;
-  for (const ParameterSegment& p : parameters_[static_cast<std::size_t>(task.layer)]) {
+  for (const ParameterSegment& p : parameters_[task.layer]) {
     if (!step.absent.empty() && step.absent[p.owned] != 0) continue;
     count += std::max<std::int64_t>(0, std::min(task.end, p.begin + p.count) - std::max(task.begin, p.begin));
   }

@@ -83,8 +83,8 @@ class UpdateCoefficients {
   int class_of(const ParameterOptions& options);
   const StepCoefficients& step_of(const Task& task) const { return steps_[static_cast<std::size_t>(task.step % 2)]; }
 
-  std::vector<std::vector<Segment>> segments_;             ///< by layer
-  std::vector<std::vector<ParameterSegment>> parameters_;  ///< by layer
+  IndexedVector<LayerIndex, std::vector<Segment>> segments_;
+  IndexedVector<LayerIndex, std::vector<ParameterSegment>> parameters_;
   std::vector<CoefficientClass> classes_;
   std::array<StepCoefficients, 2> steps_;  ///< coefficients of even and odd steps
 };
@@ -92,7 +92,6 @@ class UpdateCoefficients {
 template <class Call>
 void UpdateCoefficients::for_segments(const Task& task, const AdamPiece& piece, Call call) const {
   const StepCoefficients& step = step_of(task);
-  const auto layer = static_cast<std::size_t>(task.layer);
   const auto update = [&](const auto& segment, const AdamCoefficients& coefficients) {
     const std::int64_t begin = std::max(segment.begin, task.begin);
     const std::int64_t end = std::min(segment.end, task.end);
@@ -102,10 +101,10 @@ void UpdateCoefficients::for_segments(const Task& task, const AdamPiece& piece, 
     call(part, coefficients);
   };
   if (step.of_parameters.empty()) {
-    for (const Segment& s : segments_[layer]) update(s, step.of_classes[static_cast<std::size_t>(s.coefficients)]);
+    for (const Segment& s : segments_[task.layer]) update(s, step.of_classes[static_cast<std::size_t>(s.coefficients)]);
     return;
   }
-  for (const ParameterSegment& p : parameters_[layer]) {
+  for (const ParameterSegment& p : parameters_[task.layer]) {
     if (step.absent[p.owned] == 0) update(p, step.of_parameters[p.owned]);
   }
 }

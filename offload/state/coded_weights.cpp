@@ -24,14 +24,14 @@ class CodedWeights::Writing final : public CodeSink {
     require_next(first, codes_, "codes");
     const std::int64_t count = std::ssize(codes) * elements_in_byte_;
     require_room(first + count - elements_in_byte_ + 1, parameter_.count, "codes");
-    to_.write(parameter_.layer, parameter_.offset + first, count, codes.data());
+    to_.write(layer_of(parameter_), parameter_.offset + first, count, codes.data());
     hash_of_codes_.add(codes.data(), codes.size());
     codes_ += count;
   }
   void scales(std::int64_t first, std::span<const float> scales) override {
     require_next(first, scales_, "scales");
     require_room(first + std::ssize(scales), scale_count_, "scales");
-    to_.write(parameter_.layer, parameter_.scales_offset + first, std::ssize(scales),
+    to_.write(layer_of(parameter_), parameter_.scales_offset + first, std::ssize(scales),
               reinterpret_cast<const std::byte*>(scales.data()));
     hash_of_scales_.add(scales.data(), scales.size_bytes());
     scales_ += std::ssize(scales);
@@ -94,11 +94,11 @@ std::array<unsigned char, 16> CodedWeights::hash(const Parameter& parameter) con
 }
 
 /// Writes stored elements of a layer, those that are the rank's own.
-void CodedWeights::write(int layer, std::int64_t element, std::int64_t count, const std::byte* bytes) const {
+void CodedWeights::write(LayerIndex layer, std::int64_t element, std::int64_t count, const std::byte* bytes) const {
   const ElementRange& own = storage_.slice(layer).frozen;
   const std::int64_t begin = std::max(element, own.begin), end = std::min(element + count, own.end);
   if (begin >= end) return;
-  const Layer& of = layout_.layer(layer);
+  const Layer& of = layer_at(layout_, layer);
   const std::byte* const from = bytes + (of.weight_offset(begin) - of.weight_offset(element));
   const std::size_t size = of.weight_offset(end) - of.weight_offset(begin);
   if (storage_.has_host_weights(layer)) std::memcpy(storage_.host_weight(layer, begin), from, size);

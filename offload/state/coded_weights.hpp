@@ -34,7 +34,7 @@ class CodedWeights {
 
  private:
   class Writing;
-  void write(int layer, std::int64_t element, std::int64_t count, const std::byte* bytes) const;
+  void write(LayerIndex layer, std::int64_t element, std::int64_t count, const std::byte* bytes) const;
   void copy_to_device(std::byte* to, const std::byte* from, std::size_t bytes) const;
 
   Device& device_;

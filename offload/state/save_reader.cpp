@@ -23,7 +23,7 @@ SaveReader::~SaveReader() {
 const Task& SaveReader::expected(const Parameter& p, StateArray array, std::int64_t element) const {
   if (next_ < tasks_.size()) {
     const Task& task = tasks_[next_];
-    const bool same = task.layer == p.layer && task.array == array;
+    const bool same = task.layer == layer_of(p) && task.array == array;
     if (same && element == (begun_ ? element_ : task.begin)) return task;
   }
   throw MisuseError(fmt::format("a save reads element {} of {}", element - p.offset, p.full_name),
@@ -40,7 +40,7 @@ void SaveReader::read(const Parameter& p, StateArray array, std::int64_t first, 
 /// waits to be read.
 void SaveReader::pass_over_frozen(const Parameter& p) {
   if (begun_ || !p.options.trainable) return;
-  const auto is_frozen = [&](const Task& task) { return task.begin >= layout_.layer(task.layer).state_elements; };
+  const auto is_frozen = [&](const Task& task) { return task.begin >= layer_at(layout_, task.layer).state_elements; };
   while (next_ < tasks_.size() && is_frozen(tasks_[next_])) {
     executor_.begin_save_task(tasks_[next_].id);
     executor_.finish_save_task(tasks_[next_].id);

@@ -55,7 +55,7 @@ std::vector<StateAccess::Piece> StateAccess::pieces_of(const Parameter& paramete
     const std::int64_t to = std::min(end, s->end);
     for (std::int64_t at = std::max(begin, s->begin); at < to;) {
       const std::int64_t next = std::min(to, at + largest - at % layout_quantum);
-      pieces.push_back({static_cast<int>(s - all), at - s->begin, at - begin, next - at});
+      pieces.push_back({SubgroupIndex(static_cast<int>(s - all)), at - s->begin, at - begin, next - at});
       at = next;
     }
   }
@@ -83,7 +83,8 @@ void StateAccess::read(const Parameter& parameter, StateArray array, std::int64_
 }
 
 /// Stored bytes of one array of a subgroup, from element `at` on, into `to`; or from `to` where `write`.
-void StateAccess::move(int subgroup, StateArray array, std::int64_t at, std::span<std::byte> bytes, bool write) const {
+void StateAccess::move(SubgroupIndex subgroup, StateArray array, std::int64_t at, std::span<std::byte> bytes,
+                       bool write) const {
   const Tier tier = tier_of(subgroup);
   if (tier == Tier::file) {
     return write ? storage_.write_file(subgroup, array, at, bytes) : storage_.read_file(subgroup, array, at, bytes);
@@ -99,28 +100,28 @@ void StateAccess::move(int subgroup, StateArray array, std::int64_t at, std::spa
   }
 }
 
-bool StateAccess::stored_as_fp32(int subgroup, StateArray array) const noexcept {
+bool StateAccess::stored_as_fp32(SubgroupIndex subgroup, StateArray array) const noexcept {
   const StateFormat format = storage_.subgroup(subgroup).format;
   const bool master = array == StateArray::master;
   return (master ? master_bytes(format, 1) : m_bytes(format, 1)) == sizeof(float);
 }
 
-bool StateAccess::stored_in_records(int subgroup, StateArray array) const noexcept {
+bool StateAccess::stored_in_records(SubgroupIndex subgroup, StateArray array) const noexcept {
   return array != StateArray::master && storage_.subgroup(subgroup).format == StateFormat::byte_moments;
 }
 
 /// Whether the array is the weights themselves.
-bool StateAccess::lies_in_weights(int subgroup, StateArray array) const noexcept {
+bool StateAccess::lies_in_weights(SubgroupIndex subgroup, StateArray array) const noexcept {
   return array == StateArray::master && has_fp32_weights(storage_.subgroup(subgroup).format);
 }
 
-void StateAccess::read_piece(int subgroup, StateArray array, std::int64_t at, std::span<float> values) const {
+void StateAccess::read_piece(SubgroupIndex subgroup, StateArray array, std::int64_t at, std::span<float> values) const {
   const bool master = array == StateArray::master;
-  const Subgroup& s = plan_.subgroups[static_cast<std::size_t>(subgroup)];
+  const Subgroup& s = subgroup_at(plan_, subgroup);
   // Weights that are a master or half of one: from where the subgroup's updater writes them.
-  const bool resident = plan_.layers[static_cast<std::size_t>(s.layer)].resident && s.updater == Updater::device;
+  const bool resident = placement_at(plan_, layer_of(s)).resident && s.updater == Updater::device;
   if (lies_in_weights(subgroup, array)) {
-    return load_weights(s.layer, resident, s.begin + at, std::as_writable_bytes(values));
+    return load_weights(layer_of(s), resident, s.begin + at, std::as_writable_bytes(values));
   }
   if (stored_as_fp32(subgroup, array)) {
     return move(subgroup, array, at, std::as_writable_bytes(values), /*write=*/false);
@@ -138,13 +139,13 @@ void StateAccess::read_piece(int subgroup, StateArray array, std::int64_t at, st
     return;
   }
   std::vector<bf16> weights(values.size());
-  load_weights(s.layer, resident, s.begin + at, std::as_writable_bytes(std::span(weights)));
+  load_weights(layer_of(s), resident, s.begin + at, std::as_writable_bytes(std::span(weights)));
   std::transform(weights.begin(), weights.end(), halves.begin(), values.begin(),
                  [](bf16 weight, bf16 residual) { return numerics::join_master(weight, residual.bits); });
 }
 
 /// Weights of a layer from element `begin` on, from the device where `resident`, else from the host.
-void StateAccess::load_weights(int layer, bool resident, std::int64_t begin, std::span<std::byte> to) const {
+void StateAccess::load_weights(LayerIndex layer, bool resident, std::int64_t begin, std::span<std::byte> to) const {
   if (resident) {
     copy(to.data(), storage_.resident_weight(layer, begin), to.size(), CopyKind::device_to_host);
   } else {
@@ -153,17 +154,17 @@ void StateAccess::load_weights(int layer, bool resident, std::int64_t begin, std
 }
 
 void StateAccess::read_weights(const Parameter& parameter, std::int64_t first, std::span<float> values) const {
-  const bool resident = !storage_.has_host_weights(parameter.layer);
+  const bool resident = !storage_.has_host_weights(layer_of(parameter));
   constexpr auto chunk = static_cast<std::size_t>(chunk_elements);
   for (std::size_t done = 0; done < values.size(); done += chunk) {
     const std::int64_t begin = parameter.offset + first + static_cast<std::int64_t>(done);
     const std::span<float> part = values.subspan(done, std::min(chunk, values.size() - done));
     if (parameter.options.weight == DType::f32) {
-      load_weights(parameter.layer, resident, begin, std::as_writable_bytes(part));
+      load_weights(layer_of(parameter), resident, begin, std::as_writable_bytes(part));
       continue;
     }
     std::vector<bf16> weights(part.size());
-    load_weights(parameter.layer, resident, begin, std::as_writable_bytes(std::span(weights)));
+    load_weights(layer_of(parameter), resident, begin, std::as_writable_bytes(std::span(weights)));
     std::transform(weights.begin(), weights.end(), part.begin(), numerics::bf16_to_float);
   }
 }
@@ -191,7 +192,8 @@ void StateAccess::write(const Parameter& parameter, StateArray array, std::int64
   if (array == StateArray::master) write_weights(parameter, first, values);
 }
 
-void StateAccess::write_piece(int subgroup, StateArray array, std::int64_t at, std::span<const float> values) const {
+void StateAccess::write_piece(SubgroupIndex subgroup, StateArray array, std::int64_t at,
+                              std::span<const float> values) const {
   if (lies_in_weights(subgroup, array)) return;  // they are written with all weights
   if (stored_as_fp32(subgroup, array)) {
     // `move` only reads what it writes to the state.
@@ -207,7 +209,8 @@ void StateAccess::write_piece(int subgroup, StateArray array, std::int64_t at, s
   move(subgroup, array, at, std::as_writable_bytes(std::span(halves)), /*write=*/true);
 }
 
-void StateAccess::write_records(int subgroup, StateArray array, std::int64_t at, std::span<const float> values) const {
+void StateAccess::write_records(SubgroupIndex subgroup, StateArray array, std::int64_t at,
+                                std::span<const float> values) const {
   const std::int64_t past = at % coded_record;
   const std::int64_t end = past + std::ssize(values);
   std::vector<std::uint8_t> records(coded_bytes(end));
@@ -225,7 +228,7 @@ void StateAccess::write_records(int subgroup, StateArray array, std::int64_t at,
 /// Calls part(begin, count) for all of [begin, end), cut where a record ends: of a subgroup not in memory, which is not
 /// written by one of the threads, by all of them.
 template <class Part>
-void StateAccess::for_parts(int subgroup, std::int64_t begin, std::int64_t end, const Part& part) const {
+void StateAccess::for_parts(SubgroupIndex subgroup, std::int64_t begin, std::int64_t end, const Part& part) const {
   if (tier_of(subgroup) == Tier::host) return part(begin, end - begin);
   const std::int64_t first = begin / part_elements;
   device_.host_kernels().parallel().run((end + part_elements - 1) / part_elements - first, [&](std::int64_t i) {
@@ -242,7 +245,7 @@ void StateAccess::to_stored(StateArray array, std::span<const float> values, std
 
 /// Writes the weights of the elements that are the rank's own.
 void StateAccess::write_weights(const Parameter& parameter, std::int64_t first, std::span<const float> master) const {
-  const LayerSlice& slice = storage_.slice(parameter.layer);
+  const LayerSlice& slice = storage_.slice(layer_of(parameter));
   const ElementRange& own = parameter.options.trainable ? slice.trained : slice.frozen;
   const std::int64_t begin = parameter.offset + first;
   const std::int64_t at = std::max(begin, own.begin);
@@ -250,12 +253,12 @@ void StateAccess::write_weights(const Parameter& parameter, std::int64_t first, 
   if (at >= end) return;
   const std::span<const float> part =
       master.subspan(static_cast<std::size_t>(at - begin), static_cast<std::size_t>(end - at));
-  if (parameter.options.weight == DType::f32) return write_own_fp32_weights(parameter.layer, at, part);
-  write_own_weights(parameter.layer, at, part);
+  if (parameter.options.weight == DType::f32) return write_own_fp32_weights(layer_of(parameter), at, part);
+  write_own_weights(layer_of(parameter), at, part);
 }
 
 /// Writes own weights in fp32 from element `at` of the layer on.
-void StateAccess::write_own_fp32_weights(int layer, std::int64_t at, std::span<const float> weights) const {
+void StateAccess::write_own_fp32_weights(LayerIndex layer, std::int64_t at, std::span<const float> weights) const {
   if (storage_.has_host_weights(layer))
     std::memcpy(storage_.host_weight(layer, at), weights.data(), weights.size_bytes());
   if (storage_.resident_weights(layer) == nullptr) return;
@@ -263,7 +266,7 @@ void StateAccess::write_own_fp32_weights(int layer, std::int64_t at, std::span<c
 }
 
 /// Writes own weights from element `at` of the layer on.
-void StateAccess::write_own_weights(int layer, std::int64_t at, std::span<const float> master) const {
+void StateAccess::write_own_weights(LayerIndex layer, std::int64_t at, std::span<const float> master) const {
   bf16* const host =
       storage_.has_host_weights(layer) ? reinterpret_cast<bf16*>(storage_.host_weight(layer, at)) : nullptr;
   const bool resident = storage_.resident_weights(layer) != nullptr;

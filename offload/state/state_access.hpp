@@ -56,26 +56,26 @@ class StateAccess {
   std::string digest(std::span<const std::int64_t> missed, const Reader& read, Parallel* threads) const;
   void add_coded(StateDigest& digest, const Parameter& parameter) const;
   bool has(const Parameter& parameter, StateArray array) const noexcept;
-  void read_piece(int subgroup, StateArray array, std::int64_t at, std::span<float> values) const;
-  void write_piece(int subgroup, StateArray array, std::int64_t at, std::span<const float> values) const;
-  void write_records(int subgroup, StateArray array, std::int64_t at, std::span<const float> values) const;
+  void read_piece(SubgroupIndex subgroup, StateArray array, std::int64_t at, std::span<float> values) const;
+  void write_piece(SubgroupIndex subgroup, StateArray array, std::int64_t at, std::span<const float> values) const;
+  void write_records(SubgroupIndex subgroup, StateArray array, std::int64_t at, std::span<const float> values) const;
   template <class Part>
-  void for_parts(int subgroup, std::int64_t begin, std::int64_t end, const Part& part) const;
+  void for_parts(SubgroupIndex subgroup, std::int64_t begin, std::int64_t end, const Part& part) const;
   void to_stored(StateArray array, std::span<const float> values, std::span<bf16> halves) const;
-  Tier tier_of(int subgroup) const noexcept { return plan_.subgroups[static_cast<std::size_t>(subgroup)].tier; }
-  void move(int subgroup, StateArray array, std::int64_t at, std::span<std::byte> bytes, bool write) const;
-  bool stored_as_fp32(int subgroup, StateArray array) const noexcept;
-  bool stored_in_records(int subgroup, StateArray array) const noexcept;
-  bool lies_in_weights(int subgroup, StateArray array) const noexcept;
-  void load_weights(int layer, bool resident, std::int64_t begin, std::span<std::byte> to) const;
+  Tier tier_of(SubgroupIndex subgroup) const noexcept { return subgroup_at(plan_, subgroup).tier; }
+  void move(SubgroupIndex subgroup, StateArray array, std::int64_t at, std::span<std::byte> bytes, bool write) const;
+  bool stored_as_fp32(SubgroupIndex subgroup, StateArray array) const noexcept;
+  bool stored_in_records(SubgroupIndex subgroup, StateArray array) const noexcept;
+  bool lies_in_weights(SubgroupIndex subgroup, StateArray array) const noexcept;
+  void load_weights(LayerIndex layer, bool resident, std::int64_t begin, std::span<std::byte> to) const;
   void write_weights(const Parameter& parameter, std::int64_t first, std::span<const float> master) const;
-  void write_own_weights(int layer, std::int64_t at, std::span<const float> master) const;
-  void write_own_fp32_weights(int layer, std::int64_t at, std::span<const float> weights) const;
+  void write_own_weights(LayerIndex layer, std::int64_t at, std::span<const float> master) const;
+  void write_own_fp32_weights(LayerIndex layer, std::int64_t at, std::span<const float> weights) const;
   void read_weights(const Parameter& parameter, std::int64_t first, std::span<float> values) const;
   /// `count` elements of a subgroup from `at` on, which are those from `offset` on of the values that are read or
   /// written.
   struct Piece {
-    int subgroup;
+    SubgroupIndex subgroup;
     std::int64_t at;
     std::int64_t offset;
     std::int64_t count;

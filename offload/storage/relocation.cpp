@@ -72,11 +72,11 @@ void Relocation::want(const Location& from, const Location& to, std::size_t byte
 /// in the ranges that a subgroup of one and a subgroup of the other have in common.
 void Relocation::want_state(const CarvedPlan& from, const CarvedPlan& to) {
   const auto space = [](const Subgroup& s) { return s.tier == Tier::device ? Space::device : Space::host; };
-  std::size_t i = 0;
-  std::size_t j = 0;
-  while (i < from.plan.subgroups.size() && j < to.plan.subgroups.size()) {
-    const Subgroup& old = from.plan.subgroups[i];
-    const Subgroup& fresh = to.plan.subgroups[j];
+  const SubgroupIndex old_end = subgroups_of(from.plan).past;
+  const SubgroupIndex fresh_end = subgroups_of(to.plan).past;
+  for (SubgroupIndex i(0), j(0); i < old_end && j < fresh_end;) {
+    const Subgroup& old = subgroup_at(from.plan, i);
+    const Subgroup& fresh = subgroup_at(to.plan, j);
     const std::int64_t begin = std::max(old.begin, fresh.begin);
     const std::int64_t end = std::min(old.end, fresh.end);
     const std::int64_t count = end - begin;
@@ -94,14 +94,13 @@ void Relocation::want_state(const CarvedPlan& from, const CarvedPlan& to) {
 /// Asks for copies of the rank's own weights. The device's weights of a resident layer are always the newest; the
 /// host's may lack updates by the device.
 void Relocation::want_weights(const CarvedPlan& from, const CarvedPlan& to) {
-  for (int l = 0; l < layout_.layer_count(); ++l) {
-    const Layer& layer = layout_.layer(l);
+  for (const LayerIndex l : layers_of(layout_)) {
+    const Layer& layer = layer_at(layout_, l);
     const LayerSlice slice = slice_of(layer, from.plan.rank);
     const auto place = [&](const CarvedPlan& plan, std::int64_t element) {
-      const auto at = static_cast<std::size_t>(l);
-      return plan.plan.layers[at].resident
-                 ? Location{Space::device, plan.carving.resident_weights[at] + layer.weight_offset(element)}
-                 : Location{Space::host, plan.carving.host_weights[at] + weight_place(layer, slice, element)};
+      return placement_at(plan.plan, l).resident
+                 ? Location{Space::device, plan.carving.resident_weights[l] + layer.weight_offset(element)}
+                 : Location{Space::host, plan.carving.host_weights[l] + weight_place(layer, slice, element)};
     };
     slice.for_runs([&](std::int64_t begin, std::int64_t count) {
       want(place(from, begin), place(to, begin), layer.weight_offset(begin + count) - layer.weight_offset(begin));
@@ -129,14 +128,13 @@ void Relocation::perform() {
 
 /// Weights that the new plan has both on the device and on the host went to the device.
 void Relocation::fill_second_copies(const CarvedPlan& plan) {
-  for (int l = 0; l < layout_.layer_count(); ++l) {
-    const auto at = static_cast<std::size_t>(l);
-    if (!plan.plan.layers[at].resident || !plan.plan.layers[at].host_copy) continue;
-    const Layer& layer = layout_.layer(l);
+  for (const LayerIndex l : layers_of(layout_)) {
+    if (!placement_at(plan.plan, l).resident || !placement_at(plan.plan, l).host_copy) continue;
+    const Layer& layer = layer_at(layout_, l);
     const LayerSlice slice = slice_of(layer, plan.plan.rank);
     slice.for_runs([&](std::int64_t begin, std::int64_t count) {
-      device_.copy(plan.carving.host_weights[at] + weight_place(layer, slice, begin),
-                   plan.carving.resident_weights[at] + layer.weight_offset(begin),
+      device_.copy(plan.carving.host_weights[l] + weight_place(layer, slice, begin),
+                   plan.carving.resident_weights[l] + layer.weight_offset(begin),
                    layer.weight_offset(begin + count) - layer.weight_offset(begin), CopyKind::device_to_host, stream_);
     });
   }

@@ -51,13 +51,13 @@ class PlanCarver {
  public:
   PlanCarver(const ParameterLayout& layout, const Plan& plan, const MemoryBlock& device, const MemoryBlock& host)
       : plan_(plan), device_(device.data(), device.bytes(), "device"), host_(host.data(), host.bytes(), "host") {
-    carving_.resident_weights.resize(static_cast<std::size_t>(layout.layer_count()));
-    carving_.host_weights.resize(static_cast<std::size_t>(layout.layer_count()));
-    carving_.layer_codes.resize(static_cast<std::size_t>(layout.layer_count()));
+    carving_.resident_weights.resize(layout.layers().size());
+    carving_.host_weights.resize(layout.layers().size());
+    carving_.layer_codes.resize(layout.layers().size());
     carving_.subgroups.resize(plan.subgroups.size());
-    for (std::size_t i = 0; i < plan.subgroups.size(); ++i) {
-      carving_.subgroups[i].format = plan.format_of(plan.subgroups[i]);
-      carving_.subgroups[i].piece_elements = plan.piece_of(plan.subgroups[i]);
+    for (const SubgroupIndex i : subgroups_of(plan)) {
+      carving_.subgroups[i].format = plan.format_of(subgroup_at(plan, i));
+      carving_.subgroups[i].piece_elements = plan.piece_of(subgroup_at(plan, i));
     }
     carving_.state_buffers.resize(static_cast<std::size_t>(plan.state_buffers));
   }
@@ -69,9 +69,10 @@ class PlanCarver {
 
   void take(Buffer buffer, std::size_t index, std::size_t bytes) {
     if (place_ == Place::file) {
-      SubgroupMemory& subgroup = carving_.subgroups[index];
+      const SubgroupIndex of = SubgroupIndex::at(index);
+      SubgroupMemory& subgroup = carving_.subgroups[of];
       subgroup.file_place = in_file_;
-      subgroup.file_count = plan_.subgroups[index].count();
+      subgroup.file_count = subgroup_at(plan_, of).count();
       in_file_ += bytes;
       return;
     }
@@ -89,15 +90,17 @@ class PlanCarver {
  private:
   void put(Buffer buffer, std::size_t index, std::byte* data) {
     const bool on_device = place_ == Place::device;
+    const LayerIndex layer = LayerIndex::at(index);
+    const SubgroupIndex group = SubgroupIndex::at(index);
     switch (buffer) {
       case Buffer::layer_weights:
-        (on_device ? carving_.resident_weights : carving_.host_weights)[index] = data;
+        (on_device ? carving_.resident_weights : carving_.host_weights)[layer] = data;
         break;
       case Buffer::weights:
         carving_.weight_buffers.push_back(data);
         break;
       case Buffer::layer_codes:
-        carving_.layer_codes[index] = data;
+        carving_.layer_codes[layer] = data;
         break;
       case Buffer::fetched_codes:
         carving_.fetched_codes.push_back(data);
@@ -127,23 +130,23 @@ class PlanCarver {
         carving_.file_buffers.push_back(data);
         break;
       case Buffer::subgroup_gradient:
-        carving_.subgroups[index].gradient = data;
+        carving_.subgroups[group].gradient = data;
         break;
       case Buffer::subgroup_sum:
-        carving_.subgroups[index].sum = of<float>(data);
+        carving_.subgroups[group].sum = of<float>(data);
         break;
       case Buffer::subgroup_norm:
-        (on_device ? carving_.subgroups[index].device_norm : carving_.subgroups[index].host_norm) = of<double>(data);
+        (on_device ? carving_.subgroups[group].device_norm : carving_.subgroups[group].host_norm) = of<double>(data);
         break;
       case Buffer::subgroup_undo:
-        carving_.subgroups[index].undo = data;
+        carving_.subgroups[group].undo = data;
         break;
       case Buffer::gradient_norm:
         carving_.gradient_norms.push_back(of<double>(data));
         break;
       case Buffer::subgroup_state:
-        carving_.subgroups[index].state =
-            arrays_at(data, carving_.subgroups[index].format, plan_.subgroups[index].count());
+        carving_.subgroups[group].state =
+            arrays_at(data, carving_.subgroups[group].format, subgroup_at(plan_, group).count());
         break;
     }
   }
@@ -197,10 +200,10 @@ Carving Storage::carve(const ParameterLayout& layout, const Plan& plan) const {
   buffers.on_device();
   buffers.on_host(pageable_bytes_ > 0 ? HostStates::streamed_first : HostStates::by_subgroup);
   Carving carving = std::move(carver).take();
-  for (std::size_t i = 0; i < plan.subgroups.size(); ++i) {
-    const Subgroup& group = plan.subgroups[i];
-    const auto l = static_cast<std::size_t>(group.layer);
-    const Layer& layer = layout.layer(group.layer);
+  for (const SubgroupIndex i : subgroups_of(plan)) {
+    const Subgroup& group = subgroup_at(plan, i);
+    const LayerIndex l = layer_of(group);
+    const Layer& layer = layer_at(layout, l);
     SubgroupMemory& memory = carving.subgroups[i];
     if (std::byte* weights = carving.host_weights[l])
       memory.host_weights = weights + weight_place(layer, slices_[l], group.begin);
@@ -210,34 +213,34 @@ Carving Storage::carve(const ParameterLayout& layout, const Plan& plan) const {
   return carving;
 }
 
-StateArrays Storage::state_buffer(int i, int subgroup, std::int64_t count) const {
+StateArrays Storage::state_buffer(int i, SubgroupIndex subgroup, std::int64_t count) const {
   return arrays_at(carving_.state_buffers[static_cast<std::size_t>(i)].state, this->subgroup(subgroup).format, count);
 }
 
-StateArrays Storage::file_buffer(int i, int subgroup, std::int64_t count) const {
+StateArrays Storage::file_buffer(int i, SubgroupIndex subgroup, std::int64_t count) const {
   return arrays_at(carving_.file_buffers[static_cast<std::size_t>(i)], this->subgroup(subgroup).format, count);
 }
 
 /// Place in the file of the piece that begins with element `at` of a subgroup.
-std::uint64_t Storage::place_in_file(int subgroup, std::int64_t at) const {
+std::uint64_t Storage::place_in_file(SubgroupIndex subgroup, std::int64_t at) const {
   const SubgroupMemory& of = this->subgroup(subgroup);
   const auto pieces = static_cast<std::uint64_t>(at / of.piece_elements);
   return of.file_place + pieces * file_state_bytes(of.piece_elements, of.format);
 }
 
-void Storage::read_file(int subgroup, std::int64_t at, std::int64_t count, int buffer) const {
+void Storage::read_file(SubgroupIndex subgroup, std::int64_t at, std::int64_t count, int buffer) const {
   std::byte* const begin = carving_.file_buffers[static_cast<std::size_t>(buffer)];
   file_->read_blocks(place_in_file(subgroup, at), {begin, file_state_bytes(count, this->subgroup(subgroup).format)});
 }
 
-void Storage::write_file(int subgroup, std::int64_t at, std::int64_t count, int buffer) const {
+void Storage::write_file(SubgroupIndex subgroup, std::int64_t at, std::int64_t count, int buffer) const {
   const std::byte* const begin = carving_.file_buffers[static_cast<std::size_t>(buffer)];
   file_->write_blocks(place_in_file(subgroup, at), {begin, file_state_bytes(count, this->subgroup(subgroup).format)});
 }
 
 /// Calls move(place, part) for the parts of an array that lie in the file one after another: a piece's.
 template <class Byte, class Move>
-void Storage::for_file_ranges(int subgroup, StateArray array, std::int64_t at, std::span<Byte> bytes,
+void Storage::for_file_ranges(SubgroupIndex subgroup, StateArray array, std::int64_t at, std::span<Byte> bytes,
                               const Move& move) const {
   const SubgroupMemory& of = this->subgroup(subgroup);
   for (std::int64_t piece = at / of.piece_elements * of.piece_elements; !bytes.empty(); piece += of.piece_elements) {
@@ -249,12 +252,13 @@ void Storage::for_file_ranges(int subgroup, StateArray array, std::int64_t at, s
   }
 }
 
-void Storage::read_file(int subgroup, StateArray array, std::int64_t at, std::span<std::byte> bytes) const {
+void Storage::read_file(SubgroupIndex subgroup, StateArray array, std::int64_t at, std::span<std::byte> bytes) const {
   for_file_ranges(subgroup, array, at, bytes,
                   [this](std::uint64_t place, std::span<std::byte> part) { file_->read(place, part); });
 }
 
-void Storage::write_file(int subgroup, StateArray array, std::int64_t at, std::span<const std::byte> bytes) const {
+void Storage::write_file(SubgroupIndex subgroup, StateArray array, std::int64_t at,
+                         std::span<const std::byte> bytes) const {
   for_file_ranges(subgroup, array, at, bytes,
                   [this](std::uint64_t place, std::span<const std::byte> part) { file_->write(place, part); });
 }

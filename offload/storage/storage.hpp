@@ -7,12 +7,14 @@
 #include <span>
 #include <vector>
 
+#include "core/base/index.hpp"
 #include "core/device/device.hpp"
 #include "core/memory/memory.hpp"
 #include "core/numerics/adam_state.hpp"
 #include "core/params/parameter_layout.hpp"
 #include "core/params/state_array.hpp"
 #include "offload/storage/state_file.hpp"
+#include "scheduler/plan/indices.hpp"
 #include "scheduler/plan/plan.hpp"
 #include "scheduler/plan/rank_slice.hpp"
 
@@ -43,10 +45,11 @@ struct StateBuffer {
 
 /// Addresses of everything of a plan in the two blocks.
 struct Carving {
-  std::vector<std::byte*> resident_weights;  ///< by layer, as Layer::weight_offset says; null where not resident
-  std::vector<std::byte*> host_weights;      ///< by layer, of the rank's slice; null where the host has none
+  using OfLayers = IndexedVector<LayerIndex, std::byte*>;
+  OfLayers resident_weights;  ///< as Layer::weight_offset says; null where not resident
+  OfLayers host_weights;      ///< weights of the rank's slice; null where the host has none
+  OfLayers layer_codes;       ///< on the host; null where weights cross as they are stored
   std::vector<std::byte*> weight_buffers;
-  std::vector<std::byte*> layer_codes;       ///< by layer, on the host; null where weights cross as they are stored
   std::vector<std::byte*> fetched_codes;     ///< buffers on the device
   std::byte* decoded = nullptr;              ///< bf16 values of one layer's coded weights; null where none are coded
   std::vector<std::byte*> gradient_buffers;  ///< gradients of one layer at a time, as Layer::gradient_offset says
@@ -56,7 +59,7 @@ struct Carving {
   std::vector<std::byte*> staging;
   std::vector<StateBuffer> state_buffers;
   std::vector<std::byte*> file_buffers;  ///< whole blocks of the disk
-  std::vector<SubgroupMemory> subgroups;
+  IndexedVector<SubgroupIndex, SubgroupMemory> subgroups;
 };
 
 class Storage {
@@ -75,26 +78,25 @@ class Storage {
   /// are lost.
   void carve_anew(Device& device, const ParameterLayout& layout, const Plan& from, const Plan& to);
 
-  std::byte* resident_weights(int layer) const { return carving_.resident_weights[static_cast<std::size_t>(layer)]; }
+  std::byte* resident_weights(LayerIndex layer) const { return carving_.resident_weights[layer]; }
   /// Resident weight of an element.
-  std::byte* resident_weight(int layer, std::int64_t element) const {
-    return resident_weights(layer) + layout_.layer(layer).weight_offset(element);
+  std::byte* resident_weight(LayerIndex layer, std::int64_t element) const {
+    return resident_weights(layer) + layer_at(layout_, layer).weight_offset(element);
   }
-  bool has_host_weights(int layer) const { return carving_.host_weights[static_cast<std::size_t>(layer)] != nullptr; }
+  bool has_host_weights(LayerIndex layer) const { return carving_.host_weights[layer] != nullptr; }
   /// Host weight of an element that the rank owns.
-  std::byte* host_weight(int layer, std::int64_t element) const {
-    const auto l = static_cast<std::size_t>(layer);
-    return carving_.host_weights[l] + weight_place(layout_.layer(layer), slices_[l], element);
+  std::byte* host_weight(LayerIndex layer, std::int64_t element) const {
+    return carving_.host_weights[layer] + weight_place(layer_at(layout_, layer), slices_[layer], element);
   }
   std::byte* weight_buffer(int i) const { return carving_.weight_buffers[static_cast<std::size_t>(i)]; }
   /// Codes and scales of a layer's fp8_factors on the host, and in buffer i on the device, as link_codes.hpp has them.
-  std::byte* layer_codes(int layer) const { return carving_.layer_codes[static_cast<std::size_t>(layer)]; }
+  std::byte* layer_codes(LayerIndex layer) const { return carving_.layer_codes[layer]; }
   std::byte* fetched_codes(int i) const { return carving_.fetched_codes[static_cast<std::size_t>(i)]; }
   std::byte* decoded() const noexcept { return carving_.decoded; }
   std::byte* gradient_buffer(int i) const { return carving_.gradient_buffers[static_cast<std::size_t>(i)]; }
   std::byte* receive_buffer(int i) const { return carving_.receive_buffers[static_cast<std::size_t>(i)]; }
   /// Slice of a layer that the rank owns.
-  const LayerSlice& slice(int layer) const { return slices_[static_cast<std::size_t>(layer)]; }
+  const LayerSlice& slice(LayerIndex layer) const { return slices_[layer]; }
   /// Sum buffer i, for the rank's slice.
   float* sum_buffer(int i) const { return carving_.sum_buffers[static_cast<std::size_t>(i)]; }
   /// Norm blocks of gradient buffer i, for the whole layer.
@@ -102,18 +104,18 @@ class Storage {
   std::byte* staging(int i) const { return carving_.staging[static_cast<std::size_t>(i)]; }
   /// The arrays of a piece of a subgroup, of `count` elements, in a buffer of the device, or in one for state that
   /// lives in the file.
-  StateArrays state_buffer(int i, int subgroup, std::int64_t count) const;
-  StateArrays file_buffer(int i, int subgroup, std::int64_t count) const;
+  StateArrays state_buffer(int i, SubgroupIndex subgroup, std::int64_t count) const;
+  StateArrays file_buffer(int i, SubgroupIndex subgroup, std::int64_t count) const;
   /// Gradient beside state in a buffer of the device.
   std::byte* streamed_gradient(int i) const { return carving_.state_buffers[static_cast<std::size_t>(i)].gradient; }
   /// A piece of a subgroup from its element `at` on, with which a piece of the plan begins: between file and buffer.
-  void read_file(int subgroup, std::int64_t at, std::int64_t count, int buffer) const;
-  void write_file(int subgroup, std::int64_t at, std::int64_t count, int buffer) const;
+  void read_file(SubgroupIndex subgroup, std::int64_t at, std::int64_t count, int buffer) const;
+  void write_file(SubgroupIndex subgroup, std::int64_t at, std::int64_t count, int buffer) const;
   /// Stored bytes of one array of a subgroup in the file, from element `at` on.
-  void read_file(int subgroup, StateArray array, std::int64_t at, std::span<std::byte> bytes) const;
-  void write_file(int subgroup, StateArray array, std::int64_t at, std::span<const std::byte> bytes) const;
+  void read_file(SubgroupIndex subgroup, StateArray array, std::int64_t at, std::span<std::byte> bytes) const;
+  void write_file(SubgroupIndex subgroup, StateArray array, std::int64_t at, std::span<const std::byte> bytes) const;
 
-  const SubgroupMemory& subgroup(int i) const { return carving_.subgroups[static_cast<std::size_t>(i)]; }
+  const SubgroupMemory& subgroup(SubgroupIndex index) const { return carving_.subgroups[index]; }
 
   std::size_t device_bytes() const noexcept { return device_block_.bytes(); }
   std::size_t host_bytes() const noexcept { return host_block_.bytes(); }
@@ -122,15 +124,16 @@ class Storage {
 
  private:
   Carving carve(const ParameterLayout& layout, const Plan& plan) const;
-  std::uint64_t place_in_file(int subgroup, std::int64_t at) const;
+  std::uint64_t place_in_file(SubgroupIndex subgroup, std::int64_t at) const;
   template <class Byte, class Move>
-  void for_file_ranges(int subgroup, StateArray array, std::int64_t at, std::span<Byte> bytes, const Move& move) const;
+  void for_file_ranges(SubgroupIndex subgroup, StateArray array, std::int64_t at, std::span<Byte> bytes,
+                       const Move& move) const;
 
   const ParameterLayout& layout_;
   MemoryBlock device_block_;
   MemoryBlock host_block_;
   std::size_t pageable_bytes_ = 0;
-  std::vector<LayerSlice> slices_;  ///< by layer
+  IndexedVector<LayerIndex, LayerSlice> slices_;
   Carving carving_;
   double watchdog_seconds_;
   std::unique_ptr<StateFile> file_;  ///< null where all state is in memory; with it, there is no other plan

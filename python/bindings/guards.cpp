@@ -91,6 +91,19 @@ void GuardCell::leave_out(const std::string& name) {
   engine_->call([&](OffloadEngine&) { std::get<GradientsGuard>(guard_).leave_out(name); });
 }
 
+void GuardCell::copy_in(const std::string& name, const void* from, std::size_t bytes) {
+  const TensorView to = view(name);
+  if (is_weights_ || !engine_->device().is_host()) {
+    throw MisuseError(fmt::format("copy_in of '{}'", name), "it copies into gradients on the host device alone");
+  }
+  if (to.bytes() != bytes || !to) {
+    throw MisuseError(fmt::format("copy_in of '{}': {} bytes given, {} needed", name, bytes, to ? to.bytes() : 0));
+  }
+  engine_->device().wait_for(filled_);
+  const nb::gil_scoped_release released;
+  large_copy(to.data, from, bytes);
+}
+
 void GuardCell::require_no_arrays(const char* what) const {
   if (arrays_ == 0) return;
   throw MisuseError(fmt::format("{} cannot be {}: {} {} of their memory", text(), what, arrays_.load(),

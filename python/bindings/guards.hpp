@@ -55,6 +55,9 @@ class GuardCell : public ViewOwner, public std::enable_shared_from_this<GuardCel
 
   void also_used_on(const std::shared_ptr<StreamCell>& stream);
   void leave_out(const std::string& name);
+  /// Copies `bytes` bytes of the caller's on the host into the gradient of one parameter, on the calling thread, once
+  /// the buffer is there. Throws MisuseError for weights, a frozen parameter, another size, and on a GPU.
+  void copy_in(const std::string& name, const void* from, std::size_t bytes);
   /// Ends of the guard. Both throw MisuseError while arrays made of views are alive, unless forced.
   void release(bool forced);
   void commit(const std::shared_ptr<StreamCell>& stream, bool forced);

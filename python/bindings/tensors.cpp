@@ -79,6 +79,14 @@ nb::object tensor_of(const std::shared_ptr<GuardCell>& guard, const std::string&
   return nb::cast(Tensor{guard, name, view});
 }
 
+/// DLPack capsules of all weights of a guard, in the layer's order.
+nb::list capsules(const std::shared_ptr<GuardCell>& guard, nb::handle stream) {
+  nb::list made;
+  for (const std::string& name : guard->names())
+    made.append(dlpack({guard, name, guard->view(name)}, stream, nb::none(), nb::none(), nb::none()));
+  return made;
+}
+
 /// Methods of both classes of guards.
 template <class Guard>
 nb::class_<Guard> bind_guard(nb::module_& m, const char* name, const char* doc) {
@@ -111,6 +119,13 @@ void bind_guards(nb::module_& m) {
           "after "
           "the release.")
       .def(
+          "capsules", [](const Weights& g, nb::handle stream) { return capsules(g.cell, stream); }, nb::kw_only(),
+          nb::arg("stream").none() = nb::none(),
+          nb::sig("def capsules(self, *, stream: typing.Any = None) -> list[typing.Any]"),
+          "DLPack capsules of all weights, in the order of `keys`, each as `__dlpack__` of its view gives it, to be "
+          "taken "
+          "once. Raises as that does.")
+      .def(
           "also_used_on", [](const Weights& g, const std::shared_ptr<StreamCell>& s) { g.cell->also_used_on(s); },
           nb::arg("stream"), "Makes another stream wait for the weights too, and keeps them for the work queued there.")
       .def(
@@ -136,6 +151,16 @@ void bind_guards(nb::module_& m) {
       .def(
           "leave_out", [](const Gradients& g, const std::string& name) { g.cell->leave_out(name); }, nb::arg("name"),
           "Says that one parameter has no gradient in this micro-batch, in a step that allows it (`absent`).")
+      .def(
+          "copy_in",
+          [](const Gradients& g, const std::string& name, std::uintptr_t address, std::size_t nbytes) {
+            g.cell->copy_in(name, reinterpret_cast<const void*>(address), nbytes);
+          },
+          nb::arg("name"), nb::arg("address"), nb::arg("nbytes"),
+          "Copies a gradient from memory of the caller's into the buffer of one parameter, on the host device alone: "
+          "dense, "
+          "row-major, of the view's type. Blocks until it is copied. Raises MisuseError for a frozen parameter and for "
+          "another size.")
       .def(
           "commit",
           [](const Gradients& g, const std::shared_ptr<StreamCell>& stream, bool force) {

@@ -9,6 +9,7 @@
 #include "core/ops/undo_record.hpp"
 #include "core/params/parameter_layout.hpp"
 #include "core/tensor/layout_quantum.hpp"
+#include "scheduler/plan/indices.hpp"
 #include "scheduler/plan/link_codes.hpp"
 #include "scheduler/plan/plan.hpp"
 #include "scheduler/plan/rank_slice.hpp"
@@ -179,10 +180,7 @@ class MemoryLayout {
 
   template <class Call>
   void for_layers(Call call) const {
-    for (int l = 0; l < layout_.layer_count(); ++l) {
-      const auto i = static_cast<std::size_t>(l);
-      call(layout_.layer(l), plan_.layers[i], i);
-    }
+    for (const LayerIndex l : layers_of(layout_)) call(layer_at(layout_, l), placement_at(plan_, l), l.position());
   }
 
   template <class Call>

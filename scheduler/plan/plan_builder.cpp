@@ -188,24 +188,26 @@ void PlanBuilder::place_in_file(std::size_t bytes) {
 void PlanBuilder::cut_subgroups() {
   plan_.subgroup_size = subgroup_size(layout_, options_);
   // In equal parts: whoever counts them, as interleaving does, divides the work and not the remainders of layers.
-  for (int l = 0; l < layout_.layer_count(); ++l) {
-    const StateParts parts(layout_.layer(l), plan_.rank);
+  for (const LayerIndex l : layers_of(layout_)) {
+    const StateParts parts(layer_at(layout_, l), plan_.rank);
     cut_subgroups(l, parts.fp32, true);
     cut_subgroups(l, parts.rest, false);
   }
 }
 
-void PlanBuilder::cut_subgroups(int layer, const ElementRange& range, bool fp32_weights) {
+void PlanBuilder::cut_subgroups(LayerIndex layer, const ElementRange& range, bool fp32_weights) {
   const std::int64_t parts = subgroups_of(range.count(), plan_.subgroup_size);
   for (std::int64_t part = 0; part < parts; ++part) {
     Subgroup& s = plan_.subgroups.emplace_back();
-    s.layer = layer;
+    s.layer = layer.number();
     s.fp32_weights = fp32_weights;
     cut(s, range, part, parts);
   }
 }
 
-ElementRange PlanBuilder::slice_of_state(int layer) const { return slice_of(layout_.layer(layer), plan_.rank).trained; }
+ElementRange PlanBuilder::slice_of_state(LayerIndex layer) const {
+  return slice_of(layer_at(layout_, layer), plan_.rank).trained;
+}
 
 Plan PlanBuilder::for_rank(const ParameterLayout& layout, const OffloadOptions& options, Plan first) {
   PlanBuilder builder(layout, options);
@@ -252,30 +254,30 @@ void PlanBuilder::assign_interleave() {
 }
 
 void PlanBuilder::place_weights(int resident_layers, int prefetch, int gradient_buffers) {
-  plan_.layers.resize(static_cast<std::size_t>(layout_.layer_count()));
+  plan_.layers.resize(layout_.layers().size());
   size_classes();
-  for (const int l : by_worth_of_residence(layout_, plan_)) placement(l).resident = resident_layers-- > 0;
-  const std::vector<bool> lends = lenders();
+  for (const LayerIndex l : by_worth_of_residence(layout_, plan_)) placement(l).resident = resident_layers-- > 0;
+  const LayerFlags lends = lenders();
   size_weight_buffers(lends, prefetch);
   for (LayerPlacement& of_layer : plan_.layers) of_layer.host_copy = !of_layer.resident;
   for (const Subgroup& s : plan_.subgroups) {
-    if (s.updater == Updater::cpu) placement(s.layer).host_copy = true;
+    if (s.updater == Updater::cpu) placement(layer_of(s)).host_copy = true;
   }
   size_gradient_buffers(layers_with_held_gradients(lends), gradient_buffers);
 }
 
 /// Layers whose gradient buffers stay open while others pass: until all uses have added to them.
-std::vector<bool> PlanBuilder::layers_with_held_gradients(const std::vector<bool>& lends) const {
-  std::vector<bool> held = plan_.owners_make_gradients ? std::vector<bool>(lends.size()) : lends;
-  for (std::size_t l = 0; l < held.size(); ++l) held[l] = held[l] || layout_.layers()[l].uses > 1;
+PlanBuilder::LayerFlags PlanBuilder::layers_with_held_gradients(const LayerFlags& lends) const {
+  LayerFlags held = plan_.owners_make_gradients ? LayerFlags(lends.size()) : lends;
+  for (const LayerIndex l : held.indices()) held[l] = held[l] || layer_at(layout_, l).uses > 1;
   return held;
 }
 
 /// Layers that others share parameters of: they stay held while others pass.
-std::vector<bool> PlanBuilder::lenders() const {
-  std::vector<bool> lends(static_cast<std::size_t>(layout_.layer_count()));
+PlanBuilder::LayerFlags PlanBuilder::lenders() const {
+  LayerFlags lends(layout_.layers().size());
   for (const Layer& layer : layout_.layers()) {
-    for (const int owner : layer.borrows) lends[static_cast<std::size_t>(owner)] = true;
+    for (const int owner : layer.borrows) lends[LayerIndex(owner)] = true;
   }
   return lends;
 }
@@ -283,20 +285,20 @@ std::vector<bool> PlanBuilder::lenders() const {
 /// Sizes the weight buffers of each class: as many as are asked for where the layers that pass follow each other; one
 /// where so many lie between that there is time to fill it. Unless their number is asked for, a class with a buffer for
 /// each of its layers keeps them resident instead, in no more memory.
-void PlanBuilder::size_weight_buffers(const std::vector<bool>& lends, int prefetch) {
+void PlanBuilder::size_weight_buffers(const LayerFlags& lends, int prefetch) {
   struct Passing {
     int streamed = 0, held = 0;
-    int last = -1;          ///< last streamed layer that is not lent
+    LayerIndex last;        ///< last streamed layer that is not lent
     int row = 0, most = 0;  ///< layers of the present row close to each other, and of the longest
   };
   std::vector<Passing> classes(plan_.size_classes.size());
-  for (int l = 0; l < layout_.layer_count(); ++l) {
+  for (const LayerIndex l : layers_of(layout_)) {
     Passing& of_class = classes[static_cast<std::size_t>(placement(l).size_class)];
-    const bool streamed = !placement(l).resident, lent = lends[static_cast<std::size_t>(l)];
+    const bool streamed = !placement(l).resident, lent = lends[l];
     of_class.streamed += streamed ? 1 : 0;
     of_class.held += lent ? 1 : 0;
     if (!streamed || lent) continue;
-    of_class.row = of_class.last >= 0 && l - of_class.last < layers_apart ? of_class.row + 1 : 1;
+    of_class.row = !of_class.last.none() && l - of_class.last < layers_apart ? of_class.row + 1 : 1;
     of_class.most = std::max(of_class.most, of_class.row);
     of_class.last = l;
   }
@@ -313,15 +315,15 @@ void PlanBuilder::size_weight_buffers(const std::vector<bool>& lends, int prefet
 /// Sizes the gradient buffers: one is filled while another empties where the next layer's gradient is of the same
 /// class, or, with micro-batches that follow each other, the same layer's. Buffers that are `held`, of shared layers,
 /// wait for their own backward.
-void PlanBuilder::size_gradient_buffers(const std::vector<bool>& held, int gradient_buffers) {
+void PlanBuilder::size_gradient_buffers(const LayerFlags& held, int gradient_buffers) {
   const std::vector<int> in_a_row = longest_rows(held);
   std::vector<int> open(plan_.size_classes.size());
   std::vector<bool> closes(plan_.size_classes.size());  // has layers that share nothing
-  for (int l = 0; l < layout_.layer_count(); ++l) {
+  for (const LayerIndex l : layers_of(layout_)) {
     const auto c = static_cast<std::size_t>(placement(l).size_class);
-    if (!held[static_cast<std::size_t>(l)]) {
+    if (!held[l]) {
       closes[c] = true;
-    } else if (layout_.layer(l).state_elements > 0) {
+    } else if (layer_at(layout_, l).state_elements > 0) {
       open[c] += plan_.micro_batches_at_once;
     }
   }
@@ -335,14 +337,14 @@ void PlanBuilder::size_gradient_buffers(const std::vector<bool>& held, int gradi
 }
 
 /// Longest row of layers with gradients, by size class, without layers whose buffers are held.
-std::vector<int> PlanBuilder::longest_rows(const std::vector<bool>& held) const {
+std::vector<int> PlanBuilder::longest_rows(const LayerFlags& held) const {
   std::vector<int> longest(plan_.size_classes.size());
   int row = 0;
   int row_class = -1;
-  for (int l = 0; l < layout_.layer_count(); ++l) {
-    if (layout_.layer(l).state_elements == 0) continue;
-    const int c = plan_.layers[static_cast<std::size_t>(l)].size_class;
-    const bool waits = held[static_cast<std::size_t>(l)];
+  for (const LayerIndex l : layers_of(layout_)) {
+    if (layer_at(layout_, l).state_elements == 0) continue;
+    const int c = placement_at(plan_, l).size_class;
+    const bool waits = held[l];
     row = waits ? 0 : c == row_class ? row + 1 : 1;
     row_class = waits ? -1 : c;
     longest[static_cast<std::size_t>(c)] = std::max(longest[static_cast<std::size_t>(c)], row);
@@ -351,12 +353,15 @@ std::vector<int> PlanBuilder::longest_rows(const std::vector<bool>& held) const 
 }
 
 void PlanBuilder::size_classes() {
-  std::vector<int> order(static_cast<std::size_t>(layout_.layer_count()));
-  std::iota(order.begin(), order.end(), 0);
-  const auto bytes_of = [&](int l) { return layout_.layer(l).weight_offset(layout_.layer(l).elements); };
-  std::stable_sort(order.begin(), order.end(), [&](int a, int b) { return bytes_of(a) > bytes_of(b); });
-  for (const int l : order) {
-    const Layer& layer = layout_.layer(l);
+  std::vector<LayerIndex> order(layout_.layers().size());
+  std::iota(order.begin(), order.end(), LayerIndex(0));
+  const auto bytes_of = [&](LayerIndex l) {
+    const Layer& layer = layer_at(layout_, l);
+    return layer.weight_offset(layer.elements);
+  };
+  std::stable_sort(order.begin(), order.end(), [&](LayerIndex a, LayerIndex b) { return bytes_of(a) > bytes_of(b); });
+  for (const LayerIndex l : order) {
+    const Layer& layer = layer_at(layout_, l);
     const auto bytes = static_cast<double>(bytes_of(l));
     const bool opens =
         plan_.size_classes.empty() || bytes < class_ratio * static_cast<double>(plan_.size_classes.back().weight_bytes);
@@ -367,7 +372,7 @@ void PlanBuilder::size_classes() {
     size.gradient_bytes = std::max(size.gradient_bytes, layer.gradient_offset(layer.state_elements));
     size.sum_elements = std::max(size.sum_elements, slice_of_state(l).count());
     size.receive_bytes = std::max(size.receive_bytes, receive_bytes(layer, plan_.rank.count));
-    plan_.layers[static_cast<std::size_t>(l)].size_class = static_cast<int>(plan_.size_classes.size()) - 1;
+    placement(l).size_class = static_cast<int>(plan_.size_classes.size()) - 1;
   }
 }
 
@@ -375,8 +380,8 @@ void PlanBuilder::size_classes() {
 void PlanBuilder::place_codes() {
   if (plan_.rank.count > 1) return;
   constexpr int most_buffers = 2;
-  for (int l = 0; l < layout_.layer_count(); ++l) {
-    placement(l).in_codes = !placement(l).resident && code_bytes(layout_.layer(l)) > 0;
+  for (const LayerIndex l : layers_of(layout_)) {
+    placement(l).in_codes = !placement(l).resident && code_bytes(layer_at(layout_, l)) > 0;
     if (placement(l).in_codes) plan_.code_buffers = std::min(plan_.code_buffers + 1, most_buffers);
   }
 }
@@ -392,19 +397,18 @@ void PlanBuilder::place_gradients(bool keep_streamed, bool send_sums) {
 
 /// One layer's gradients add up at a time, with those of the layers that it borrows from.
 void PlanBuilder::place_sums() {
-  std::vector<bool> sends(static_cast<std::size_t>(layout_.layer_count()));
+  LayerFlags sends(layout_.layers().size());
   for (const Subgroup& s : plan_.subgroups) {
-    if (!s.gradient_on_device) sends[static_cast<std::size_t>(s.layer)] = true;
+    if (!s.gradient_on_device) sends[layer_of(s)] = true;
   }
-  for (int l = 0; l < layout_.layer_count(); ++l) {
+  for (const LayerIndex l : layers_of(layout_)) {
     std::vector<int> needed(plan_.size_classes.size());
-    const auto need = [&](int layer) {
-      const auto i = static_cast<std::size_t>(layer);
-      if (sends[i]) ++needed[static_cast<std::size_t>(plan_.layers[i].size_class)];
+    const auto need = [&](LayerIndex layer) {
+      if (sends[layer]) ++needed[static_cast<std::size_t>(placement(layer).size_class)];
     };
     need(l);
-    for (const int owner : layout_.layer(l).borrows) {
-      if (plan_.adds_to(owner, l)) need(owner);
+    for (const int owner : layer_at(layout_, l).borrows) {
+      if (plan_.adds_to(owner, l.number())) need(LayerIndex(owner));
     }
     for (std::size_t c = 0; c < needed.size(); ++c) {
       plan_.size_classes[c].sum_buffers = std::max(plan_.size_classes[c].sum_buffers, needed[c]);

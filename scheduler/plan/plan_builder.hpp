@@ -4,7 +4,9 @@
 #include <cstdint>
 #include <vector>
 
+#include "core/base/index.hpp"
 #include "core/params/parameter_layout.hpp"
+#include "scheduler/plan/indices.hpp"
 #include "scheduler/plan/plan.hpp"
 #include "scheduler/plan/rank_slice.hpp"
 
@@ -45,19 +47,21 @@ class PlanBuilder {
   static Plan for_rank(const ParameterLayout& layout, const OffloadOptions& options, Plan first);
 
  private:
+  using LayerFlags = IndexedVector<LayerIndex, bool>;
+
   void cut_subgroups();
-  void cut_subgroups(int layer, const ElementRange& range, bool fp32_weights);
-  ElementRange slice_of_state(int layer) const;
+  void cut_subgroups(LayerIndex layer, const ElementRange& range, bool fp32_weights);
+  ElementRange slice_of_state(LayerIndex layer) const;
   void assign_static(double host_share);
   void assign_interleave();
   void assign_paths();
   void size_classes();
-  LayerPlacement& placement(int layer) { return plan_.layers[static_cast<std::size_t>(layer)]; }
-  std::vector<bool> lenders() const;
-  std::vector<bool> layers_with_held_gradients(const std::vector<bool>& lends) const;
-  void size_weight_buffers(const std::vector<bool>& lends, int prefetch);
-  void size_gradient_buffers(const std::vector<bool>& held, int gradient_buffers);
-  std::vector<int> longest_rows(const std::vector<bool>& held) const;
+  LayerPlacement& placement(LayerIndex layer) { return placement_at(plan_, layer); }
+  LayerFlags lenders() const;
+  LayerFlags layers_with_held_gradients(const LayerFlags& lends) const;
+  void size_weight_buffers(const LayerFlags& lends, int prefetch);
+  void size_gradient_buffers(const LayerFlags& held, int gradient_buffers);
+  std::vector<int> longest_rows(const LayerFlags& held) const;
   void place_sums();
   void size_buffers(bool small_pieces);
   void book_rows();

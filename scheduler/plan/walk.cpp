@@ -15,31 +15,32 @@ class Pass {
   std::vector<Action> through(int layers, bool first_again) && {
     using K = Action::Kind;
     const std::size_t most_of_layer = 4 * (static_cast<std::size_t>(micro_batches_) + 1);
+    const LayerIndex first(0), last(layers - 1);
     actions_.reserve(static_cast<std::size_t>(layers) * most_of_layer);
-    for (int l = 0; l + 1 < layers; ++l) {
+    for (LayerIndex l = first; l < last; ++l) {
       add(l, {K::fetch});
       for (int micro = 0; micro < micro_batches_; ++micro) add(l, {K::compute_forward}, micro);
       add(l, {K::release});
     }
-    add(layers - 1, {K::fetch});
-    add_each(layers - 1, {K::compute_forward, K::gradients, K::compute_backward});
-    for (int l = layers - 2; l > 0; --l) {
+    add(last, {K::fetch});
+    add_each(last, {K::compute_forward, K::gradients, K::compute_backward});
+    for (LayerIndex l = last - 1; l > first; --l) {
       add(l, {K::fetch});
       add_each(l, {K::gradients, K::compute_backward});
     }
-    if (layers > 1 && first_again) add(0, {K::fetch});
-    if (layers > 1) add_each(0, {K::gradients, K::compute_backward}, /*releases=*/first_again);
+    if (layers > 1 && first_again) add(first, {K::fetch});
+    if (layers > 1) add_each(first, {K::gradients, K::compute_backward}, /*releases=*/first_again);
     actions_[1].opens_pass = true;  // the first fetches
     return std::move(actions_);
   }
 
  private:
-  void add(int layer, std::initializer_list<Action::Kind> kinds, int micro = 0) {
+  void add(LayerIndex layer, std::initializer_list<Action::Kind> kinds, int micro = 0) {
     const bool between = micro > 0 && micro < micro_batches_ - 2;
     const double stands_for = between ? static_cast<double>(whole_ - 3) / (micro_batches_ - 3) : 1.0;
     for (const Action::Kind kind : kinds) actions_.push_back({kind, layer, stands_for});
   }
-  void add_each(int layer, std::initializer_list<Action::Kind> kinds, bool releases = true) {
+  void add_each(LayerIndex layer, std::initializer_list<Action::Kind> kinds, bool releases = true) {
     for (int micro = 0; micro < micro_batches_; ++micro) {
       add(layer, kinds, micro);
       if (releases && micro + 1 == micro_batches_) add(layer, {Action::Kind::release}, micro);

@@ -3,12 +3,14 @@
 #include <cstdint>
 #include <vector>
 
+#include "scheduler/plan/indices.hpp"
+
 namespace tandem {
 
 struct Action {
   enum class Kind : std::uint8_t { fetch, compute_forward, gradients, compute_backward, release, commit };
   Kind kind = Kind::fetch;
-  int layer = -1;
+  LayerIndex layer;
   /// Micro-batches that the action stands for: work on activations and gradients takes as many times as long.
   double micro_batches = 1.0;
   bool opens_pass = false;  ///< the first compute of a pass through all layers

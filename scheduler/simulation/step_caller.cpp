@@ -23,7 +23,7 @@ StepCaller::StepCaller(const ParameterLayout& layout, const Plan& plan, const Co
       compute_left_(compute_of_step_) {}
 
 TaskId StepCaller::warm_up() {
-  TaskId next = 0;
+  TaskId next(0);
   TaskList& emitted = tasks_.emitted();
   emitted.clear();
   lowering_.begin_step({.micro_batches = 1});
@@ -45,7 +45,7 @@ TaskId StepCaller::warm_up() {
         break;
       case Action::Kind::commit:
         lowering_.commit(gradients_, emitted);
-        for (int use = 1; use < layout_.layer(action.layer).uses; ++use) {
+        for (int use = 1; use < layer_at(layout_, action.layer).uses; ++use) {
           lowering_.commit(lowering_.gradients(action.layer, emitted), emitted);
         }
         break;
@@ -54,7 +54,7 @@ TaskId StepCaller::warm_up() {
         break;
     }
     // Ids count up from 0, one for each task.
-    next += static_cast<TaskId>(emitted.size());
+    next += static_cast<std::int64_t>(emitted.size());
     emitted.clear();
   }
   lowering_.forget_before(next);
@@ -100,7 +100,7 @@ bool StepCaller::act(const Action& action) {
       tasks_.submit(action);
       for (const GradientPlace& place : gradients_.gradients) {
         if (!place.fresh) continue;
-        const auto elements = static_cast<double>(layout_.layer(place.layer).summed_elements);
+        const auto elements = static_cast<double>(layer_at(layout_, place.layer).summed_elements);
         zero_seconds_ += action.micro_batches * costs_.zero_seconds(elements * sizeof(float));
       }
       return may_begin(gradients_.id);
@@ -120,7 +120,7 @@ bool StepCaller::act(const Action& action) {
       lowering_.commit(gradients_, emitted);
       tasks_.submit(action);
       end_with_last_compute(gradients_.id);
-      for (int use = 1; use < layout_.layer(action.layer).uses; ++use) commit_again(action);
+      for (int use = 1; use < layer_at(layout_, action.layer).uses; ++use) commit_again(action);
       return true;
   }
   return true;
@@ -152,7 +152,7 @@ bool StepCaller::may_begin(TaskId id) {
 
 /// Seconds on the caller's stream, without those to zero buffers.
 double StepCaller::seconds_of(const Action& action) const {
-  const LayerSeconds& seconds = compute_[static_cast<std::size_t>(action.layer)];
+  const LayerSeconds& seconds = compute_of(action.layer);
   if (action.kind == Action::Kind::compute_forward) return action.micro_batches * seconds.forward;
   return action.kind == Action::Kind::compute_backward ? action.micro_batches * seconds.backward : 0.0;
 }
@@ -182,8 +182,8 @@ InputCopies::Part StepCaller::inputs_of(const Action& action, bool backward) {
     inputs_.begin_pass(
         static_cast<std::size_t>(action_ < walk_.before_last() ? walked_.at_once : walked_.in_last_pass()));
   }
-  if (backward) return action.layer > 0 ? inputs_.read() : InputCopies::Part{};
-  return action.layer + 1 < layout_.layer_count() ? inputs_.written(action.micro_batches) : InputCopies::Part{};
+  if (backward) return action.layer > LayerIndex(0) ? inputs_.read() : InputCopies::Part{};
+  return has_layer(layout_, action.layer + 1) ? inputs_.written(action.micro_batches) : InputCopies::Part{};
 }
 
 bool StepCaller::may_run(const Compute& compute) const {
@@ -218,9 +218,9 @@ double StepCaller::least_seconds(const TaskList& updates) const {
   double ahead = 0.0;  // forward of the layers before, of all micro-batches that pass through them first
   double at_once = 0.0;
   for (const Action& action : walk_.passes > 1 ? walk_.pass : walk_.last) {
-    if (action.kind == Action::Kind::compute_forward && action.layer == 0) at_once += action.micro_batches;
+    if (action.kind == Action::Kind::compute_forward && action.layer == LayerIndex(0)) at_once += action.micro_batches;
   }
-  int layer = 0;
+  LayerIndex layer(0);
   double least = 0.0;
   const auto bound = [&] {
     const double updated = std::max(cpu, *std::max_element(busy.begin(), busy.end()));
@@ -230,7 +230,7 @@ double StepCaller::least_seconds(const TaskList& updates) const {
     if (!is_update(task.kind)) continue;  // nobody waits for it
     for (; layer < task.layer; ++layer) {
       bound();
-      ahead += at_once * compute_[static_cast<std::size_t>(layer)].forward;
+      ahead += at_once * compute_of(layer).forward;
     }
     const TaskCost cost = tasks_.cost_of(task);
     for (std::size_t r = 0; r < busy.size(); ++r) busy[r] += cost.seconds * cost.share[r];

@@ -17,7 +17,7 @@ namespace tandem {
 struct Compute {
   std::vector<TaskId> begins;  ///< the caller's tasks whose dependencies its stream waits for
   std::vector<TaskId> ends;    ///< the caller's tasks that are done with it
-  int layer = 0;
+  LayerIndex layer;
   bool backward = false;
   bool opens_pass = false;
   double seconds = 0.0;
@@ -64,6 +64,7 @@ class StepCaller {
 
  private:
   bool act(const Action& action);
+  const LayerSeconds& compute_of(LayerIndex layer) const { return compute_[layer.position()]; }
   double seconds_of(const Action& action) const;
   double seconds_of(std::span<const Action> actions) const;
   void queue_compute(const Action& action, bool backward);

@@ -171,7 +171,7 @@ void Simulator::finish(Lane lane) {
   if (lane == Lane::caller) return finish_compute(flight);
   const Task& task = tasks_.graph().node(flight.id).task;
   if (options_.trace != nullptr && !settles_) {
-    const std::string name = task.text(layout_.layer(task.layer).name);
+    const std::string name = task.text(layer_at(layout_, task.layer).name);
     options_.trace->span(name_of(lane), name, std::max(0.0, flight.begin), lanes_.now(), task.bytes);
   }
   record_.add(task, lanes_.now() - flight.begin, tasks_.times(task));
@@ -186,7 +186,7 @@ void Simulator::finish_compute(const Flight& flight) {
   const Compute ended = caller_.end_compute();
   if (options_.trace != nullptr && !settles_) {
     const std::string name =
-        fmt::format("{} {}", ended.backward ? "backward" : "forward", layout_.layer(ended.layer).name);
+        fmt::format("{} {}", ended.backward ? "backward" : "forward", layer_at(layout_, ended.layer).name);
     options_.trace->span(name_of(Lane::caller), name, std::max(0.0, flight.begin), lanes_.now());
   }
   for (const TaskId id : ended.ends) tasks_.done(id);

@@ -49,9 +49,9 @@ double StepTasks::times(const Task& task) const {
 TaskCost StepTasks::begin(const Task& task) {
   if (task.kind == TaskKind::speculate) {
     if (task.step <= closed_step_) return {};
-    updated_ahead_[static_cast<std::size_t>(task.subgroup)] = true;
-  } else if (task.kind == TaskKind::update_cpu && updated_ahead_[static_cast<std::size_t>(task.subgroup)]) {
-    updated_ahead_[static_cast<std::size_t>(task.subgroup)] = false;
+    updated_ahead_[task.subgroup] = true;
+  } else if (task.kind == TaskKind::update_cpu && updated_ahead_[task.subgroup]) {
+    updated_ahead_[task.subgroup] = false;
     return {};
   }
   return cost_of(task);

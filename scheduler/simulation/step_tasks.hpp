@@ -54,8 +54,9 @@ class StepTasks {
   const Coarseness coarseness_;
   TaskGraph& graph_;
   TaskList& emitted_;
-  TaskId first_id_ = 0;
-  std::vector<bool> updated_ahead_;  ///< by subgroup: its update has begun before the norm was known
+  TaskId first_id_{0};
+  /// Whether the update of each has begun before the norm was known.
+  IndexedVector<SubgroupIndex, bool> updated_ahead_;
   std::int64_t closed_step_ = -1;
   std::vector<double> times_;  ///< tasks that each task stands for, where micro-batches are coarsened
   std::int64_t pending_ = 0;

@@ -32,9 +32,9 @@ void GradientPath::begin_step(const StepExtent& extent) {
   norm_tasks_.clear();
   complete_layers_.clear();
   for (Buffer& buffer : buffers_) {
-    if (buffer.layer < 0) continue;  // else left by an abandoned step
+    if (buffer.layer.none()) continue;  // else left by an abandoned step
     append(buffer.users, buffer.commit_tasks);
-    buffer.layer = -1;
+    buffer.layer = {};
   }
   sums_.release_all();
   commits_.begin_step(extent);
@@ -52,28 +52,27 @@ void GradientPath::begin_micro_batch(bool last, TaskList& out) {
 /// Sends what some layer has left open, of those that add to it.
 void GradientPath::close_buffers(TaskList& out) {
   for (int b = 0; b < buffer_count(); ++b) {
-    if (at(buffers_, b).layer >= 0) send_gradient(b, out);
+    if (!at(buffers_, b).layer.none()) send_gradient(b, out);
   }
 }
 
 void GradientPath::end_step(Missing missing, TaskList& out) {
   commits_.end();
   close_buffers(out);
-  for (int l = state_.layout.layer_count() - 1; l >= 0; --l) {
-    if (commits_.is_final(l) || state_.layout.layer(l).state_elements == 0) continue;
+  for (LayerIndex l = state_.last_layer(); !l.none(); --l) {
+    if (commits_.is_final(l) || state_.layer(l).state_elements == 0) continue;
     if (commits_.sent(l) > 0 || missing == Missing::zeros) finish(l, out);
   }
 }
 
 /// Makes a layer's gradient final where it was not known that no micro-batch would follow, or where there is none.
-void GradientPath::finish(int layer, TaskList& out) {
+void GradientPath::finish(LayerIndex layer, TaskList& out) {
   Task piece;
   piece.priority = priority_gradient;
   piece.step = state_.step;
   piece.layer = layer;
   piece.first_micro = commits_.sent(layer) == 0;
-  const auto& range = state_.subgroups_of(layer);
-  for (int s = range.first; s < range.end; ++s) {
+  for (const SubgroupIndex s : state_.subgroups_of(layer)) {
     piece.subgroup = s;
     piece.in_fp32 = state_.subgroup(s).fp32_weights;
     finish_subgroup(piece, out);
@@ -109,7 +108,7 @@ void GradientPath::forget_before(TaskId id) {
 // -- buffers that the caller fills -----------------------------------------------------------------
 
 /// The buffer that holds it, -1: nobody has added to it yet.
-int GradientPath::open_buffer(int layer, int micro) const noexcept {
+int GradientPath::open_buffer(LayerIndex layer, int micro) const noexcept {
   for (int b = 0; b < buffer_count(); ++b) {
     const Buffer& buffer = at(buffers_, b);
     if (buffer.layer == layer && buffer.micro == micro) return b;
@@ -117,12 +116,12 @@ int GradientPath::open_buffer(int layer, int micro) const noexcept {
   return -1;
 }
 
-int GradientPath::acquire_buffer(int layer, int micro) {
+int GradientPath::acquire_buffer(LayerIndex layer, int micro) {
   const int size_class = state_.placement(layer).size_class;
   int best = -1;
   for (int b = 0; b < buffer_count(); ++b) {
     const Buffer& buffer = at(buffers_, b);
-    if (buffer.size_class != size_class || buffer.layer >= 0) continue;
+    if (buffer.size_class != size_class || !buffer.layer.none()) continue;
     // The buffer whose last reader was emitted longest ago is the likeliest to be free.
     const auto age = [&](int index) {
       const std::vector<TaskId>& users = at(buffers_, index).users;
@@ -132,7 +131,7 @@ int GradientPath::acquire_buffer(int layer, int micro) {
   }
   if (best < 0) {
     throw MisuseError(
-        "no gradient buffer is free for layer " + state_.layout.layer(layer).name,
+        "no gradient buffer is free for layer " + state_.layer(layer).name,
         "those of its size hold gradients of " + open_layers(size_class) + ", to which some layer has not added",
         "commit in backward order");
   }
@@ -148,15 +147,15 @@ int GradientPath::acquire_buffer(int layer, int micro) {
 std::string GradientPath::open_layers(int size_class) const {
   std::vector<std::string> names;
   for (const Buffer& buffer : buffers_) {
-    if (buffer.size_class == size_class && buffer.layer >= 0) names.push_back(state_.layout.layer(buffer.layer).name);
+    if (buffer.size_class == size_class && !buffer.layer.none()) names.push_back(state_.layer(buffer.layer).name);
   }
   return fmt::format("{}", fmt::join(names, ", "));
 }
 
 /// Opens a buffer for each layer whose parameters this one's gradients belong to, or takes the one that is open.
 void GradientPath::open_gradients(GradientUse& use) {
-  for (const int l : state_.touched_by(use.layer)) {
-    if (state_.layout.layer(l).state_elements == 0 || !state_.plan.adds_to(l, use.layer)) continue;
+  for (const LayerIndex l : state_.touched_by(use.layer)) {
+    if (state_.layer(l).state_elements == 0 || !state_.adds_to(l, use.layer)) continue;
     if (use.gradients.empty()) commits_.require_next(use.layer);
     const int open = open_buffer(l, use.micro);
     const int b = open < 0 ? acquire_buffer(l, use.micro) : open;
@@ -164,8 +163,8 @@ void GradientPath::open_gradients(GradientUse& use) {
   }
 }
 
-GradientUse GradientPath::gradients(int layer, TaskList& out) {
-  if (layer < 0 || layer >= state_.layout.layer_count()) throw MisuseError("no layer " + std::to_string(layer));
+GradientUse GradientPath::gradients(LayerIndex layer, TaskList& out) {
+  if (!has_layer(state_.layout, layer)) throw MisuseError("no layer " + std::to_string(layer.number()));
   GradientUse use;
   use.layer = layer;
   use.micro = commits_.next_micro_batch(layer);
@@ -174,7 +173,7 @@ GradientUse GradientPath::gradients(int layer, TaskList& out) {
   } catch (const Error&) {
     // Nobody zeroes what stays open: whoever asks again would add to what was there.
     for (const GradientPlace& place : use.gradients) {
-      if (place.fresh) at(buffers_, place.buffer).layer = -1;
+      if (place.fresh) at(buffers_, place.buffer).layer = {};
     }
     throw;
   }
@@ -233,14 +232,14 @@ void GradientPath::send_gradient(int index, TaskList& out) {
     sums_.release(buffer.layer);
     complete(buffer.layer);
   }
-  buffer.layer = -1;
+  buffer.layer = {};
 }
 
 /// Emits the exchange of a gradient buffer: receives the other ranks' parts of this rank's slice in a receive buffer,
 /// while all of them read their parts of this buffer. Returns the receive buffer.
 int GradientPath::all_to_all(int index, TaskList& out) {
   Buffer& from = at(buffers_, index);
-  const Layer& layer = state_.layout.layer(from.layer);
+  const Layer& layer = state_.layer(from.layer);
   const int receive_buffer = acquire_receive_buffer(from.layer);
   ReceiveBuffer& to = at(receive_buffers_, receive_buffer);
   Task& task = state_.emit(out, TaskKind::all_to_all_gradient, Lane::peers, priority_gradient, from.layer);
@@ -261,7 +260,7 @@ int GradientPath::all_to_all(int index, TaskList& out) {
 }
 
 /// The receive buffer that was filled longest ago.
-int GradientPath::acquire_receive_buffer(int layer) const {
+int GradientPath::acquire_receive_buffer(LayerIndex layer) const {
   const int size_class = state_.placement(layer).size_class;
   const auto age = [](const ReceiveBuffer& buffer) { return buffer.filled_by.empty() ? no_task : buffer.filled_by[0]; };
   int best = -1;
@@ -270,7 +269,7 @@ int GradientPath::acquire_receive_buffer(int layer) const {
     if (buffer.size_class != size_class) continue;
     if (best < 0 || age(buffer) < age(at(receive_buffers_, best))) best = b;
   }
-  if (best < 0) throw MisuseError("no buffer for what other ranks send of layer " + state_.layout.layer(layer).name);
+  if (best < 0) throw MisuseError("no buffer for what other ranks send of layer " + state_.layer(layer).name);
   return best;
 }
 
@@ -286,9 +285,9 @@ std::vector<TaskId>& GradientPath::users_of(const Task& piece) {
 
 /// Calls body(begin, end) for each piece of a subgroup's gradient: in no piece does fp32 meet bf16.
 template <class Body>
-void GradientPath::for_gradient_pieces(int subgroup, Body body) const {
+void GradientPath::for_gradient_pieces(SubgroupIndex subgroup, Body body) const {
   const Subgroup& group = state_.subgroup(subgroup);
-  const std::int64_t border = state_.layout.layer(group.layer).summed_elements;
+  const std::int64_t border = state_.layer(layer_of(group)).summed_elements;
   for_pieces(state_.plan, group, group.gradient_on_device, [&](std::int64_t begin, std::int64_t end) {
     const bool crossed = begin < border && border < end;
     if (crossed) body(begin, border);
@@ -298,8 +297,7 @@ void GradientPath::for_gradient_pieces(int subgroup, Body body) const {
 
 /// One rank's gradient of one micro-batch: what this rank owns of it, to each subgroup.
 void GradientPath::send_part(Task piece, TaskList& out) {
-  const auto& range = state_.subgroups_of(piece.layer);
-  for (int s = range.first; s < range.end; ++s) {
+  for (const SubgroupIndex s : state_.subgroups_of(piece.layer)) {
     // Tasks that still use the final gradient of the micro-batch or step before; it is not touched before it is due.
     std::vector<RangeUse>& users = state_.users(s).of_gradient;
     const bool kept = state_.subgroup(s).gradient_on_device;
@@ -313,7 +311,7 @@ void GradientPath::send_part(Task piece, TaskList& out) {
     for_gradient_pieces(s, [&](std::int64_t begin, std::int64_t end) {
       piece.begin = begin;
       piece.end = end;
-      piece.in_bf16 = begin >= state_.layout.layer(piece.layer).summed_elements;
+      piece.in_bf16 = begin >= state_.layer(piece.layer).summed_elements;
       if (kept) {
         keep_piece(piece, out);
       } else {
@@ -378,7 +376,7 @@ void GradientPath::send_piece(Task piece, TaskList& out) {
 void GradientPath::send_norm(Task piece, TaskList& out) {
   const Subgroup& group = state_.subgroup(piece.subgroup);
   const bool adds = gradients_of_step() > 1;
-  const std::int64_t border = group.fp32_weights ? group.begin : state_.layout.layer(piece.layer).summed_elements;
+  const std::int64_t border = group.fp32_weights ? group.begin : state_.layer(piece.layer).summed_elements;
   piece.staging = -1;
   piece.begin = adds ? group.end : std::clamp(border, group.begin, group.end);
   piece.end = group.end;

@@ -13,7 +13,7 @@ namespace tandem {
 
 /// A layer whose gradient of the step is complete.
 struct CompleteLayer {
-  int layer = 0;
+  LayerIndex layer;
   std::size_t norm_tasks_end = 0;  ///< its own among `Lowering::norm_tasks` begin where those of the one before end
 };
 
@@ -35,7 +35,7 @@ class GradientPath {
   void begin_micro_batch(bool last, TaskList& out);
   void end_step(Missing missing, TaskList& out);
 
-  GradientUse gradients(int layer, TaskList& out);
+  GradientUse gradients(LayerIndex layer, TaskList& out);
   /// Counts a use of a layer with gradients whose buffers the caller has filled.
   void count_commit(const GradientUse& use) { commits_.commit(use.layer); }
   /// Commits one place of such a use. Emits the gradient's way if all layers have been added to it.
@@ -45,7 +45,7 @@ class GradientPath {
   bool next_pass() { return commits_.next_pass(); }
   void abandon(const GradientUse& use);
   std::string missing() const { return commits_.missing(); }
-  bool has_gradient(int layer) const noexcept { return commits_.is_final(layer); }
+  bool has_gradient(LayerIndex layer) const noexcept { return commits_.is_final(layer); }
 
   const std::vector<TaskId>& norm_tasks() const noexcept { return norm_tasks_; }
   const std::vector<CompleteLayer>& complete_layers() const noexcept { return complete_layers_; }
@@ -59,7 +59,7 @@ class GradientPath {
   /// that others borrow from may have several open: all of a borrower's micro-batches can come before its own.
   struct Buffer {
     int size_class = 0;
-    int layer = -1;  ///< -1: not open
+    LayerIndex layer;  ///< none: not open
     int micro = 0;
     int commits = 0;                   ///< commits so far, of the layers that add to it
     std::vector<TaskId> commit_tasks;  ///< theirs
@@ -73,19 +73,19 @@ class GradientPath {
   };
 
   void close_buffers(TaskList& out);
-  void finish(int layer, TaskList& out);
+  void finish(LayerIndex layer, TaskList& out);
   void finish_subgroup(Task piece, TaskList& out);
-  void complete(int layer) {
+  void complete(LayerIndex layer) {
     commits_.set_final(layer);
     complete_layers_.push_back({layer, norm_tasks_.size()});
   }
-  int open_buffer(int layer, int micro) const noexcept;
-  int acquire_buffer(int layer, int micro);
+  int open_buffer(LayerIndex layer, int micro) const noexcept;
+  int acquire_buffer(LayerIndex layer, int micro);
   std::string open_layers(int size_class) const;
   void open_gradients(GradientUse& use);
   void send_gradient(int buffer, TaskList& out);
   int all_to_all(int buffer, TaskList& out);
-  int acquire_receive_buffer(int layer) const;
+  int acquire_receive_buffer(LayerIndex layer) const;
   void send_part(Task piece, TaskList& out);
   const std::vector<TaskId>& fillers_of(const Task& piece) const;
   std::vector<TaskId>& users_of(const Task& piece);
@@ -96,7 +96,7 @@ class GradientPath {
   void keep_piece(const Task& piece, TaskList& out);
   void fetch_kept_norm(const Task& piece, TaskId made, TaskList& out);
   template <class Body>
-  void for_gradient_pieces(int subgroup, Body body) const;
+  void for_gradient_pieces(SubgroupIndex subgroup, Body body) const;
 
   LoweringState& state_;
   StepCommits commits_;

@@ -10,14 +10,14 @@ namespace tandem {
 
 /// Place of one layer's weights for a use: `buffer` indexes all weight buffers, -1: resident.
 struct WeightPlace {
-  int layer = -1;
+  LayerIndex layer;
   int buffer = -1;
 };
 
 /// Place of a layer's gradient. `fresh`: the caller's stream must first zero what is to be added to. `sole`: no other
 /// use of a layer adds to it.
 struct GradientPlace {
-  int layer = -1;
+  LayerIndex layer;
   int buffer = -1;
   bool fresh = false;
   bool sole = false;
@@ -46,7 +46,7 @@ struct LayerUse {
 /// The caller's use of a layer's gradients in one micro-batch.
 struct GradientUse {
   TaskId id = no_task;
-  int layer = -1;
+  LayerIndex layer;
   int micro = 0;
   Places<GradientPlace> gradients;  ///< layers without state are left out
 };

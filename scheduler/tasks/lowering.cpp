@@ -29,7 +29,7 @@ void Lowering::begin_evaluation() { weights_.enter(WeightRing::Direction::evalua
 
 void Lowering::end_pass() { weights_.enter(WeightRing::Direction::none); }
 
-GradientUse Lowering::gradients(int layer, TaskList& out) {
+GradientUse Lowering::gradients(LayerIndex layer, TaskList& out) {
   GradientUse use = gradients_.gradients(layer, out);
   if (!use.gradients.empty()) weights_.enter_backward(layer);
   return use;
@@ -45,9 +45,9 @@ void Lowering::commit(const GradientUse& use, TaskList& out) {
   if (gradients_.next_pass()) weights_.enter(WeightRing::Direction::forward);
 }
 
-LayerUse Lowering::use(int layer, TaskList& out) {
-  if (layer >= 0 && layer < state_.layout.layer_count()) {
-    for (const int needed : state_.touched_by(layer)) updates_.retract_layer(needed, out);
+LayerUse Lowering::use(LayerIndex layer, TaskList& out) {
+  if (has_layer(state_.layout, layer)) {
+    for (const LayerIndex needed : state_.touched_by(layer)) updates_.retract_layer(needed, out);
   }
   return weights_.use(layer, out);
 }
@@ -68,12 +68,12 @@ void Lowering::begin_update(const CompleteLayer& complete, TaskList& out) {
 }
 
 void Lowering::retract(TaskList& out) {
-  for (int l = 0; l < state_.layout.layer_count(); ++l) updates_.retract_layer(l, out);
+  for (const LayerIndex l : layers_of(state_.layout)) updates_.retract_layer(l, out);
 }
 
 void Lowering::update(TaskList& out) {
   if (update_time_ == UpdateTime::in_backward) return;
-  for (int l = 0; l < state_.layout.layer_count(); ++l) {
+  for (const LayerIndex l : layers_of(state_.layout)) {
     if (gradients_.has_gradient(l)) updates_.update_layer(l, out);
   }
 }

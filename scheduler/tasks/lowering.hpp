@@ -50,9 +50,9 @@ class Lowering {
 
   /// The caller is about to use a layer. Speculative updates of what it needs are taken back before. Throws MisuseError
   /// when every buffer that could hold it is held by a use that has not been released.
-  LayerUse use(int layer, TaskList& out);
+  LayerUse use(LayerIndex layer, TaskList& out);
   /// Uses a layer that stays on the device, also outside a step.
-  LayerUse use_resident(int layer, TaskList& out) { return weights_.use_resident(layer, out); }
+  LayerUse use_resident(LayerIndex layer, TaskList& out) { return weights_.use_resident(layer, out); }
   /// The caller's work of a use has been queued.
   void release(const LayerUse& use) { weights_.release(use); }
   /// Forgets what the weight buffers of a released use hold, unless another use still does: returns their places, which
@@ -65,7 +65,7 @@ class Lowering {
   /// call in a step is of micro-batch k. Throws MisuseError before the layer's last one is committed, beyond the
   /// micro-batches that pass through the layers at once, and, where the plan sends sums, before all micro-batches of
   /// the layer before are committed.
-  GradientUse gradients(int layer, TaskList& out);
+  GradientUse gradients(LayerIndex layer, TaskList& out);
   /// The caller has filled the gradients of a use: emits, for every layer that is now complete, the way of its
   /// gradient.
   void commit(const GradientUse& use, TaskList& out);
@@ -76,7 +76,7 @@ class Lowering {
   std::string missing_gradients() const { return gradients_.missing(); }
   bool gradients_complete() const { return missing_gradients().empty(); }
   /// Whether the step has a final gradient of a layer.
-  bool has_gradient(int layer) const noexcept { return gradients_.has_gradient(layer); }
+  bool has_gradient(LayerIndex layer) const noexcept { return gradients_.has_gradient(layer); }
   /// Emits the updates of all layers with a gradient in forward order.
   void update(TaskList& out);
   /// Emits what takes all speculative updates of the step back. Nothing where there are none.

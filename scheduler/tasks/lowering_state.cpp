@@ -22,21 +22,21 @@ LoweringState::LoweringState(const ParameterLayout& of_layout, const Plan& of_pl
       subgroup_users(of_plan.subgroups.size()),
       speculated_layers(of_layout.layers().size()),
       staging(of_plan.staging_pieces) {
-  for (int l = 0; l < layout.layer_count(); ++l) {
-    at(touched, l).push_back(l);
-    for (const int owner : layout.layer(l).borrows) at(touched, l).push_back(owner);
+  for (const LayerIndex l : touched.indices()) {
+    touched[l].push_back(l);
+    for (const int owner : layer(l).borrows) touched[l].push_back(LayerIndex(owner));
   }
-  for (int s = 0; s < static_cast<int>(plan.subgroups.size()); ++s) {
-    SubgroupRange& range = at(subgroup_ranges, subgroup(s).layer);
-    if (range.empty()) range = {s, s};
-    ++range.end;
+  for (const SubgroupIndex s : subgroup_users.indices()) {
+    IndexRange<SubgroupIndex>& range = subgroup_ranges[layer_of(subgroup(s))];
+    if (range.empty()) range.first = s;
+    range.past = s + 1;
   }
 }
 
-Task& LoweringState::emit(TaskList& out, TaskKind kind, Lane lane, int priority, int layer) {
+Task& LoweringState::emit(TaskList& out, TaskKind kind, Lane lane, int priority, LayerIndex of) {
   Task task;
   task.priority = priority;
-  task.layer = layer;
+  task.layer = of;
   task.step = step;
   return emit_like(out, task, kind, lane);
 }

@@ -5,7 +5,9 @@
 #include <cstdint>
 #include <vector>
 
+#include "core/base/index.hpp"
 #include "core/params/parameter_layout.hpp"
+#include "scheduler/plan/indices.hpp"
 #include "scheduler/plan/plan.hpp"
 #include "scheduler/tasks/task.hpp"
 
@@ -26,7 +28,7 @@ inline void erase_before(std::vector<TaskId>& tasks, TaskId id) {
   std::erase_if(tasks, [id](TaskId task) { return task < id; });
 }
 
-/// The item with an index that is known to be valid.
+/// The item with an index that is known to be valid: of buffers and size classes.
 template <class Items>
 auto& at(Items& items, int index) {
   return items[static_cast<std::size_t>(index)];
@@ -34,7 +36,7 @@ auto& at(Items& items, int index) {
 
 /// Counters that number tasks; they go on where one plan follows another.
 struct TaskCount {
-  TaskId next_id = 0;
+  TaskId next_id{0};
   std::int64_t steps = 0;  ///< steps begun so far
 };
 
@@ -79,15 +81,8 @@ struct LoweringState {
   /// Both `of_layout` and `of_plan` must outlive the object.
   LoweringState(const ParameterLayout& of_layout, const Plan& of_plan, TaskCount begin);
 
-  /// The subgroups of a layer: [first, end).
-  struct SubgroupRange {
-    int first = 0;
-    int end = 0;
-    bool empty() const noexcept { return first == end; }
-  };
-
   /// Appends a task of the present step.
-  Task& emit(TaskList& out, TaskKind kind, Lane lane, int priority, int layer);
+  Task& emit(TaskList& out, TaskKind kind, Lane lane, int priority, LayerIndex of);
   /// Appends a task with all else as `piece` has it.
   Task& emit_like(TaskList& out, const Task& piece, TaskKind kind, Lane lane) {
     Task& task = out.add(piece);
@@ -97,24 +92,28 @@ struct LoweringState {
     return task;
   }
 
-  const Subgroup& subgroup(int index) const { return at(plan.subgroups, index); }
-  const LayerPlacement& placement(int layer) const { return at(plan.layers, layer); }
-  SubgroupUsers& users(int subgroup) { return at(subgroup_users, subgroup); }
-  const SubgroupRange& subgroups_of(int layer) const { return at(subgroup_ranges, layer); }
-  const std::vector<int>& touched_by(int layer) const { return at(touched, layer); }
+  const Layer& layer(LayerIndex index) const { return layer_at(layout, index); }
+  LayerIndex last_layer() const noexcept { return LayerIndex(layout.layer_count() - 1); }
+  const Subgroup& subgroup(SubgroupIndex index) const { return subgroup_at(plan, index); }
+  const LayerPlacement& placement(LayerIndex index) const { return placement_at(plan, index); }
+  bool adds_to(LayerIndex owner, LayerIndex of) const noexcept { return plan.adds_to(owner.number(), of.number()); }
+  SubgroupUsers& users(SubgroupIndex index) { return subgroup_users[index]; }
+  const IndexRange<SubgroupIndex>& subgroups_of(LayerIndex index) const { return subgroup_ranges[index]; }
+  const std::vector<LayerIndex>& touched_by(LayerIndex index) const { return touched[index]; }
   /// Whether some of a layer's updates have been emitted that may be taken back, and nothing that decides about them.
-  bool speculated(int layer) const { return at(speculated_layers, layer) != 0; }
-  void set_speculated(int layer, bool is) { at(speculated_layers, layer) = is ? 1 : 0; }
+  bool speculated(LayerIndex index) const { return speculated_layers[index] != 0; }
+  void set_speculated(LayerIndex index, bool is) { speculated_layers[index] = is ? 1 : 0; }
 
   const ParameterLayout& layout;
   const Plan& plan;
   TaskId next_id;
-  std::int64_t step;                           ///< begun before the present one
-  std::vector<std::vector<int>> touched;       ///< by layer: those that a use of it needs, itself first
-  std::vector<SubgroupRange> subgroup_ranges;  ///< by layer
-  std::vector<SubgroupUsers> subgroup_users;   ///< by subgroup
-  std::vector<unsigned char> speculated_layers;
-  BufferCycle staging;                         ///< pieces on the device, on their way from or to the host
+  std::int64_t step;  ///< begun before the present one
+  /// Layers that a use of each needs, itself first.
+  IndexedVector<LayerIndex, std::vector<LayerIndex>> touched;
+  IndexedVector<LayerIndex, IndexRange<SubgroupIndex>> subgroup_ranges;  ///< subgroups of each layer
+  IndexedVector<SubgroupIndex, SubgroupUsers> subgroup_users;
+  IndexedVector<LayerIndex, unsigned char> speculated_layers;
+  BufferCycle staging;  ///< pieces on the device, on their way from or to the host
 };
 
 /// Calls body(begin, end) for each piece of a subgroup. What crosses the link, or waits in a buffer of a piece, goes

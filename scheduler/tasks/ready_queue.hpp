@@ -14,10 +14,10 @@ class ReadyQueue {
  public:
   bool empty() const noexcept { return keys_.empty(); }
   /// There must be one.
-  TaskId first() const noexcept { return keys_[keys_.begin()] & most_ids; }
+  TaskId first() const noexcept { return TaskId(keys_[keys_.begin()] & most_ids); }
   /// `priority`: 0 to 2^19 - 1; `id` below 2^44.
   void push(std::int64_t priority, TaskId id) {
-    const std::int64_t key = priority << id_bits | id;
+    const std::int64_t key = priority << id_bits | id.number();
     const bool at_end = empty() || keys_[keys_.end() - 1] < key;
     if (!at_end || keys_.full()) return insert(key);
     keys_.push() = key;
@@ -27,7 +27,7 @@ class ReadyQueue {
 
  private:
   static constexpr int id_bits = 44;
-  static constexpr TaskId most_ids = (TaskId{1} << id_bits) - 1;
+  static constexpr std::int64_t most_ids = (std::int64_t{1} << id_bits) - 1;
 
   void insert(std::int64_t key);
   std::int64_t place_of(std::int64_t key) const noexcept;

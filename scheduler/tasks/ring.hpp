@@ -9,20 +9,20 @@
 namespace tandem {
 
 /// A queue in one block of memory. An element is found by its number: how many were pushed before it, counted
-/// from `first`. References hold until the next push.
-template <class T>
+/// from `first`. References hold until the next push. `Number`: std::int64_t, or an Index of that.
+template <class T, class Number = std::int64_t>
 class Ring {
  public:
-  explicit Ring(std::int64_t first = 0) : begin_(first), end_(first) {}
+  explicit Ring(Number first = Number(0)) : begin_(first), end_(first) {}
 
-  std::int64_t begin() const noexcept { return begin_; }
-  std::int64_t end() const noexcept { return end_; }
+  Number begin() const noexcept { return begin_; }
+  Number end() const noexcept { return end_; }
   bool empty() const noexcept { return begin_ == end_; }
   /// Whether the next push allocates.
   bool full() const noexcept { return end_ - begin_ > mask_; }
-  bool holds(std::int64_t number) const noexcept { return number >= begin_ && number < end_; }
-  T& operator[](std::int64_t number) noexcept { return slots_[slot(number)]; }
-  const T& operator[](std::int64_t number) const noexcept { return slots_[slot(number)]; }
+  bool holds(Number number) const noexcept { return number >= begin_ && number < end_; }
+  T& operator[](Number number) noexcept { return slots_[slot(number)]; }
+  const T& operator[](Number number) const noexcept { return slots_[slot(number)]; }
 
   T& push(T element) { return push() = std::move(element); }
   /// The new last element, as whoever had its slot left it.
@@ -36,13 +36,13 @@ class Ring {
     return slots_[slot(--begin_)];
   }
   /// Removes what comes before `number`. The elements are not destroyed: later pushes take their slots.
-  void pop_before(std::int64_t number) noexcept { begin_ = number; }
+  void pop_before(Number number) noexcept { begin_ = number; }
   /// Empties the ring, and keeps its memory.
-  void restart(std::int64_t first = 0) noexcept { begin_ = end_ = first; }
+  void restart(Number first = Number(0)) noexcept { begin_ = end_ = first; }
 
  private:
   /// The number of slots is a power of two, so that those in use stay apart.
-  std::size_t slot(std::int64_t number) const noexcept { return static_cast<std::size_t>(number & mask_); }
+  std::size_t slot(Number number) const noexcept { return static_cast<std::size_t>((number - Number(0)) & mask_); }
   /// Out of line: its registers would cost every push.
   [[gnu::noinline]] void grow() {
     constexpr std::int64_t at_first = 64;
@@ -56,8 +56,8 @@ class Ring {
 
   std::vector<T> slots_;
   std::int64_t mask_ = -1;  ///< number of slots, which the vector would have to divide for, less one
-  std::int64_t begin_;
-  std::int64_t end_;
+  Number begin_;
+  Number end_;
 };
 
 }  // namespace tandem

@@ -19,7 +19,7 @@ void SaveTasks::save(TaskList& out) {
 
 /// One task after another, as the file is written: a task is also behind all that those before it wait for.
 TaskId SaveTasks::emit(const Parameter& p, StateArray array, std::int64_t begin, std::int64_t end, TaskList& out) {
-  Task& task = state_.emit(out, TaskKind::save_state, Lane::disk, priority_save, p.layer);
+  Task& task = state_.emit(out, TaskKind::save_state, Lane::disk, priority_save, layer_of(p));
   task.begin = begin;
   task.end = end;
   task.array = array;
@@ -30,7 +30,7 @@ TaskId SaveTasks::emit(const Parameter& p, StateArray array, std::int64_t begin,
 }
 
 void SaveTasks::save_parameter(const Parameter& p, TaskList& out) {
-  const LayerSlice slice = slice_of(state_.layout.layer(p.layer), state_.plan.rank);
+  const LayerSlice slice = slice_of(state_.layer(layer_of(p)), state_.plan.rank);
   const ElementRange& own = p.options.trainable ? slice.trained : slice.frozen;
   const std::int64_t begin = std::max(p.offset, own.begin);
   const std::int64_t end = std::min(p.offset + p.count, own.end);
@@ -46,8 +46,7 @@ void SaveTasks::save_parameter(const Parameter& p, TaskList& out) {
 /// done with: it has a task for each, the others one alone.
 void SaveTasks::save_trained(const Parameter& p, std::int64_t begin, std::int64_t end, TaskList& out) {
   const auto for_subgroups = [&](auto call) {
-    const auto& range = state_.subgroups_of(p.layer);
-    for (int s = range.first; s < range.end; ++s) {
+    for (const SubgroupIndex s : state_.subgroups_of(layer_of(p))) {
       const Subgroup& group = state_.subgroup(s);
       const std::int64_t from = std::max(begin, group.begin);
       const std::int64_t to = std::min(end, group.end);

@@ -9,13 +9,13 @@
 namespace tandem {
 
 StepCommits::StepCommits(const LoweringState& state) : state_(state), layers_(state.layout.layers().size()) {
-  for (int l = 0; l < state.layout.layer_count(); ++l) {
-    const Layer& layer = state.layout.layer(l);
+  for (const LayerIndex l : layers_.indices()) {
+    const Layer& layer = state.layer(l);
     if (layer.state_elements > 0) ++layers_to_commit_;
     of(l).uses = layer.uses;
     of(l).contributions += layer.uses;
     for (const int owner : layer.borrows) {
-      if (state.plan.adds_to(owner, l)) of(owner).contributions += layer.uses;
+      if (state.adds_to(LayerIndex(owner), l)) of(LayerIndex(owner)).contributions += layer.uses;
     }
   }
 }
@@ -27,7 +27,7 @@ void StepCommits::begin_step(const StepExtent& extent) {
     layer.asked = layer.committed = layer.sent = 0;
     layer.is_final = false;
   }
-  layer_at_work_ = -1;
+  layer_at_work_ = {};
   open_micro_batches(0);
 }
 
@@ -52,10 +52,10 @@ bool StepCommits::begun() const noexcept {
 /// The first layer, as backward comes to it, that has not committed in these micro-batches, in words; empty: all have.
 std::string StepCommits::missing_in_pass() const {
   if (gradients_left_ == 0) return {};
-  for (int l = state_.layout.layer_count() - 1; l >= 0; --l) {
-    const Layer& layer = state_.layout.layer(l);
-    const bool adds = std::ranges::any_of(state_.touched_by(l), [&](int owner) {
-      return state_.layout.layer(owner).state_elements > 0 && state_.plan.adds_to(owner, l);
+  for (LayerIndex l = state_.last_layer(); !l.none(); --l) {
+    const Layer& layer = state_.layer(l);
+    const bool adds = std::ranges::any_of(state_.touched_by(l), [&](LayerIndex owner) {
+      return state_.layer(owner).state_elements > 0 && state_.adds_to(owner, l);
     });
     const int committed = of(l).committed;
     if (adds && committed < micro_end_ * layer.uses) {
@@ -94,16 +94,16 @@ void StepCommits::end() noexcept {
   gradients_left_ = 0;
 }
 
-void StepCommits::require_next(int layer) const {
+void StepCommits::require_next(LayerIndex layer) const {
   const LayerCommits& commits = of(layer);
-  const std::string& name = state_.layout.layer(layer).name;
+  const std::string& name = state_.layer(layer).name;
   if (commits.asked > commits.committed) {
     throw MisuseError("gradients of layer " + name + " of the micro-batch before are not committed");
   }
-  if (state_.plan.sends_sums && micro_batches_ > 1 && layer_at_work_ >= 0 && layer_at_work_ != layer) {
+  if (state_.plan.sends_sums && micro_batches_ > 1 && !layer_at_work_.none() && layer_at_work_ != layer) {
     if (of(layer_at_work_).committed < micro_batches_) {
       throw MisuseError("gradients of layer " + name + " before all micro-batches of layer " +
-                            state_.layout.layer(layer_at_work_).name + " are committed",
+                            state_.layer(layer_at_work_).name + " are committed",
                         "the plan adds them up on the device, a layer at a time");
     }
   }
@@ -113,7 +113,7 @@ void StepCommits::require_next(int layer) const {
   }
 }
 
-void StepCommits::ask(int layer) {
+void StepCommits::ask(LayerIndex layer) {
   ++of(layer).asked;
   layer_at_work_ = layer;
 }

@@ -42,24 +42,24 @@ class StepCommits {
   bool is_last(int micro) const noexcept { return micro == micro_batches_ - 1; }
 
   /// Micro-batch of the gradients that the caller asks for next in a layer.
-  int next_micro_batch(int layer) const { return of(layer).asked / of(layer).uses; }
+  int next_micro_batch(LayerIndex layer) const { return of(layer).asked / of(layer).uses; }
   /// Throws MisuseError where the caller may not ask for gradients of a layer now: its micro-batches come one after
   /// another, so that their sum has one order.
-  void require_next(int layer) const;
-  void ask(int layer);
-  void commit(int layer) { ++of(layer).committed; }
+  void require_next(LayerIndex layer) const;
+  void ask(LayerIndex layer);
+  void commit(LayerIndex layer) { ++of(layer).committed; }
 
   /// Commits that make a layer's gradient of a micro-batch: its own and its borrowers'.
-  int contributions(int layer) const { return of(layer).contributions; }
+  int contributions(LayerIndex layer) const { return of(layer).contributions; }
   /// Counts a gradient of one micro-batch, which is on its way to the layer's final one. Returns whether it is the
   /// first.
-  bool send(int layer) { return of(layer).sent++ == 0; }
+  bool send(LayerIndex layer) { return of(layer).sent++ == 0; }
   /// Counts one that was complete, not cut short by the end of its micro-batch.
   void count_gradient() noexcept { --gradients_left_; }
-  int sent(int layer) const { return of(layer).sent; }
-  void set_final(int layer) { of(layer).is_final = true; }
+  int sent(LayerIndex layer) const { return of(layer).sent; }
+  void set_final(LayerIndex layer) { of(layer).is_final = true; }
   /// Whether a layer's final gradient is there, or will be when the tasks emitted so far are done.
-  bool is_final(int layer) const { return of(layer).is_final; }
+  bool is_final(LayerIndex layer) const { return of(layer).is_final; }
 
  private:
   struct LayerCommits {
@@ -71,18 +71,18 @@ class StepCommits {
     bool is_final = false;  ///< result of is_final()
   };
 
-  LayerCommits& of(int layer) { return at(layers_, layer); }
-  const LayerCommits& of(int layer) const { return at(layers_, layer); }
+  LayerCommits& of(LayerIndex layer) { return layers_[layer]; }
+  const LayerCommits& of(LayerIndex layer) const { return layers_[layer]; }
   void open_micro_batches(int first);
   std::string missing_in_pass() const;
 
   const LoweringState& state_;
-  std::vector<LayerCommits> layers_;
+  IndexedVector<LayerIndex, LayerCommits> layers_;
   StepExtent extent_;
-  int micro_batches_ = 1;   ///< micro-batches of the step, at most where it is open-ended
-  int micro_begin_ = 0;     ///< first of the micro-batches that pass through the layers at present
-  int micro_end_ = 1;       ///< end of them
-  int layer_at_work_ = -1;  ///< layer whose gradients were asked for last
+  int micro_batches_ = 1;     ///< micro-batches of the step, at most where it is open-ended
+  int micro_begin_ = 0;       ///< first of the micro-batches that pass through the layers at present
+  int micro_end_ = 1;         ///< end of them
+  LayerIndex layer_at_work_;  ///< layer whose gradients were asked for last
   int layers_to_commit_ = 0;
   int gradients_left_ = 0;  ///< gradients that are not complete, of all layers in these micro-batches
 };

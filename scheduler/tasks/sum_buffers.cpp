@@ -17,16 +17,16 @@ SumBuffers::SumBuffers(LoweringState& state) : state_(state) {
   }
 }
 
-int SumBuffers::buffer_of(int layer) {
+int SumBuffers::buffer_of(LayerIndex layer) {
   const int size_class = state_.placement(layer).size_class;
   int free = -1;
   for (int b = 0; b < count(); ++b) {
     const Buffer& buffer = at(buffers_, b);
     if (buffer.layer == layer) return b;
-    if (buffer.layer < 0 && buffer.size_class == size_class) free = b;
+    if (buffer.layer.none() && buffer.size_class == size_class) free = b;
   }
   if (free < 0) {
-    throw MisuseError("no buffer is free for the sum of the gradients of layer " + state_.layout.layer(layer).name);
+    throw MisuseError("no buffer is free for the sum of the gradients of layer " + state_.layer(layer).name);
   }
   at(buffers_, free).layer = layer;
   return free;
@@ -37,7 +37,7 @@ TaskId SumBuffers::add(Task& piece, TaskList& out) {
   Users& users = at(buffers_, piece.sum).users;
   const TaskId sum = state_.emit_like(out, piece, TaskKind::sum_gradient, Lane::device).id;
   // Positions in the buffer, at whose beginning a rank's slice of a layer lies.
-  const std::int64_t slice = slice_of(state_.layout.layer(piece.layer), state_.plan.rank).trained.begin;
+  const std::int64_t slice = slice_of(state_.layer(piece.layer), state_.plan.rank).trained.begin;
   const RangeUse use{piece.begin - slice, piece.end - slice, sum};
   // Sorted, apart from each other; mostly it is the same piece of the micro-batch before.
   const auto first = std::upper_bound(users.begin(), users.end(), use.begin,
@@ -64,14 +64,14 @@ void SumBuffers::replace(Users& users, Users::iterator first, Users::iterator la
   users.insert(at_place, parts.begin(), parts.begin() + static_cast<std::ptrdiff_t>(count));
 }
 
-void SumBuffers::release(int layer) noexcept {
+void SumBuffers::release(LayerIndex layer) noexcept {
   for (Buffer& buffer : buffers_) {
-    if (buffer.layer == layer) buffer.layer = -1;
+    if (buffer.layer == layer) buffer.layer = {};
   }
 }
 
 void SumBuffers::release_all() noexcept {
-  for (Buffer& buffer : buffers_) buffer.layer = -1;
+  for (Buffer& buffer : buffers_) buffer.layer = {};
 }
 
 void SumBuffers::forget_before(TaskId id) {

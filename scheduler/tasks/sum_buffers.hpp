@@ -17,7 +17,7 @@ class SumBuffers {
   /// leaves the sum, rounded, in staging. Throws MisuseError where no buffer is free.
   TaskId add(Task& piece, TaskList& out);
   /// The sum of a layer is complete.
-  void release(int layer) noexcept;
+  void release(LayerIndex layer) noexcept;
   void release_all() noexcept;
   void forget_before(TaskId id);
   int count() const noexcept { return static_cast<int>(buffers_.size()); }
@@ -25,12 +25,12 @@ class SumBuffers {
  private:
   struct Buffer {
     int size_class = 0;
-    int layer = -1;               ///< -1: free
+    LayerIndex layer;             ///< none: free
     std::vector<RangeUse> users;  ///< the last of each range, by range
   };
   using Users = std::vector<RangeUse>;
 
-  int buffer_of(int layer);
+  int buffer_of(LayerIndex layer);
   static void replace(Users& users, Users::iterator first, Users::iterator last, const RangeUse& use);
 
   LoweringState& state_;

@@ -8,12 +8,16 @@
 #include <string_view>
 #include <vector>
 
+#include "core/base/index.hpp"
 #include "core/params/state_array.hpp"
+#include "scheduler/plan/indices.hpp"
 
 namespace tandem {
 
-using TaskId = std::int64_t;
-constexpr TaskId no_task = -1;
+struct Task;
+/// Number of a task among all that a lowering has emitted.
+using TaskId = Index<Task, std::int64_t>;
+constexpr TaskId no_task;
 
 /// The resource a task occupies. `caller` tasks are external: the caller's own work on a layer, begun by
 /// fetch or gradients and ended by release or commit. So are `disk` tasks: whoever saves begins and ends them. The
@@ -93,8 +97,8 @@ struct Task {
   Lane lane = Lane::caller;
   std::int64_t step = 0;  ///< steps begun before this one: tells the updates of two steps apart
   int priority = 0;       ///< lower first among the ready tasks of a lane; then by id
-  int layer = -1;
-  int subgroup = -1;       ///< index in Plan::subgroups
+  LayerIndex layer;
+  SubgroupIndex subgroup;
   std::int64_t begin = 0;  ///< elements of the layer's flat arrays
   std::int64_t end = 0;
   int buffer = -1;          ///< weight, gradient or state buffer (index within its kind)

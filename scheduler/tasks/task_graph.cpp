@@ -124,7 +124,7 @@ std::string TaskGraph::who_waits(const ParameterLayout& layout) const {
   constexpr int shown = 4;
   std::string text;
   int count = 0;
-  const auto name = [&](const Task& t) { return t.text(t.layer >= 0 ? layout.layer(t.layer).name : "-"); };
+  const auto name = [&](const Task& t) { return t.text(t.layer.none() ? "-" : layer_at(layout, t.layer).name); };
   for (TaskId id = begin(); id < end() && count < shown; ++id) {
     const TaskNode& n = node(id);
     if (n.done) continue;

@@ -24,9 +24,10 @@ constexpr int queued_ahead(Lane lane) noexcept { return lane == Lane::device_to_
 /// Lanes served by a stream of the device, in the order in which ready tasks are queued.
 inline constexpr std::array device_lanes{Lane::host_to_device, Lane::device_to_host, Lane::device, Lane::peers};
 
+struct Edge;
 /// Number of a dependency among all there ever were.
-using EdgeId = std::int64_t;
-constexpr EdgeId no_edge = -1;
+using EdgeId = Index<Edge, std::int64_t>;
+constexpr EdgeId no_edge;
 
 /// One dependency: `second` waits for `first`. In a list of all that wait for `first` to get as far.
 struct Edge {
@@ -59,7 +60,7 @@ struct TaskNode {
 class TaskGraph {
  public:
   /// `first` is the id of the first task to be added; those before it count as done.
-  explicit TaskGraph(TaskId first = 0) : nodes_(first) {}
+  explicit TaskGraph(TaskId first = TaskId(0)) : nodes_(first) {}
   /// Empties the graph, and keeps its memory.
   void restart(TaskId first);
 
@@ -116,9 +117,9 @@ class TaskGraph {
   void forget_done();
   EdgeId end_of_edges(TaskId id) const { return known(id + 1) ? node(id + 1).first_edge : edges_.end(); }
 
-  Ring<TaskNode> nodes_;
-  Ring<TaskId> of_peers_;  ///< tasks of the peers' lane that are not taken
-  Ring<Edge> edges_;       ///< in the order of the tasks that wait
+  Ring<TaskNode, TaskId> nodes_;
+  Ring<TaskId> of_peers_;     ///< tasks of the peers' lane that are not taken
+  Ring<Edge, EdgeId> edges_;  ///< in the order of the tasks that wait
   std::array<ReadyQueue, lane_count> ready_;
   LaneSet ready_lanes_;
 };

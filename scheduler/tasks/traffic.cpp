@@ -10,18 +10,14 @@ namespace {
 class Count {
  public:
   Count(const ParameterLayout& layout, const Plan& plan, int micro_batches)
-      : layout_(layout),
-        layers_(layout.layer_count()),
-        at_once_(plan.micro_batches_at_once),
-        micro_batches_(micro_batches),
-        lowering_(layout, plan) {}
+      : layout_(layout), at_once_(plan.micro_batches_at_once), micro_batches_(micro_batches), lowering_(layout, plan) {}
 
   void step() {
     lowering_.begin_step({.micro_batches = micro_batches_});
     lowering_.prefetch(tasks_);
     for (int first = 0; first < micro_batches_; first += at_once_) {
-      for (int l = 0; l < layers_; ++l) pass(l, 0);
-      for (int l = layers_ - 1; l >= 0; --l) pass(l, std::min(at_once_, micro_batches_ - first));
+      for (const LayerIndex l : layers_of(layout_)) pass(l, 0);
+      for (LayerIndex l(layout_.layer_count() - 1); !l.none(); --l) pass(l, std::min(at_once_, micro_batches_ - first));
     }
     lowering_.update(tasks_);
     lowering_.end_pass();
@@ -32,10 +28,10 @@ class Count {
 
  private:
   /// Passes a layer, with the gradients of so many micro-batches.
-  void pass(int layer, int gradients) {
+  void pass(LayerIndex layer, int gradients) {
     const LayerUse use = lowering_.use(layer, tasks_);
     lowering_.prefetch(tasks_);
-    for (int i = 0; i < gradients * layout_.layer(layer).uses; ++i) {
+    for (int i = 0; i < gradients * layer_at(layout_, layer).uses; ++i) {
       const GradientUse filled = lowering_.gradients(layer, tasks_);
       lowering_.commit(filled, tasks_);
     }
@@ -55,7 +51,6 @@ class Count {
   }
 
   const ParameterLayout& layout_;
-  int layers_;
   int at_once_;
   int micro_batches_;
   Lowering lowering_;

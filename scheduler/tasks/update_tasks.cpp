@@ -20,12 +20,12 @@ UpdateTasks::UpdateTasks(LoweringState& state, WeightRing& weights)
       state_buffers_(state.plan.state_buffers),
       file_buffers_(state.plan.file_buffers) {}
 
-void UpdateTasks::update_layer(int layer, TaskList& out) {
-  const auto& range = state_.subgroups_of(layer);
-  if (range.empty()) return;
+void UpdateTasks::update_layer(LayerIndex layer, TaskList& out) {
+  const IndexRange<SubgroupIndex>& subgroups = state_.subgroups_of(layer);
+  if (subgroups.empty()) return;
   weights_.begin_update(layer);
   state_.set_speculated(layer, false);
-  for (int s = range.first; s < range.end; ++s) {
+  for (const SubgroupIndex s : subgroups) {
     const Subgroup& group = state_.subgroup(s);
     if (group.count() == 0) continue;
     if (group.updater == Updater::cpu && group.tier != Tier::file) {
@@ -45,11 +45,11 @@ Task& UpdateTasks::emit(TaskList& out, TaskKind kind, Lane lane, const Task& pie
 }
 
 /// The update of [begin, end) of a subgroup, yet without kind and lane.
-Task UpdateTasks::task_of(int subgroup, std::int64_t begin, std::int64_t end) const {
+Task UpdateTasks::task_of(SubgroupIndex subgroup, std::int64_t begin, std::int64_t end) const {
   Task task;
-  task.priority = priority_update + state_.subgroup(subgroup).layer;
+  task.layer = layer_of(state_.subgroup(subgroup));
+  task.priority = priority_update + task.layer.number();
   task.step = state_.step;
-  task.layer = state_.subgroup(subgroup).layer;
   task.subgroup = subgroup;
   task.begin = begin;
   task.end = end;
@@ -67,7 +67,7 @@ void UpdateTasks::depend_on_users_before(const Task& piece, TaskList& out) const
 
 // -- on the CPU ------------------------------------------------------------------------------------
 
-void UpdateTasks::update_on_cpu(int subgroup, TaskList& out) {
+void UpdateTasks::update_on_cpu(SubgroupIndex subgroup, TaskList& out) {
   const Subgroup& group = state_.subgroup(subgroup);
   SubgroupUsers& users = state_.users(subgroup);
   const Task whole = task_of(subgroup, group.begin, group.end);
@@ -76,11 +76,11 @@ void UpdateTasks::update_on_cpu(int subgroup, TaskList& out) {
   depend_on_users(users.of_state, group.begin, group.end, out);
   users.of_gradient = {{group.begin, group.end, update}};
   users.of_state.clear();
-  if (state_.placement(group.layer).resident) {
+  if (state_.placement(layer_of(group)).resident) {
     push_weights(whole, update, out);
   } else {
     users.of_state = users.of_gradient;
-    weights_.add_writer(group.layer, update);
+    weights_.add_writer(layer_of(group), update);
   }
 }
 
@@ -96,15 +96,14 @@ void UpdateTasks::push_weights(const Task& piece, TaskId updated, TaskList& out)
 // -- before the norm is known ------------------------------------------------------------------------
 
 template <class Body>
-void UpdateTasks::for_speculating(int layer, Body body) const {
-  const auto& range = state_.subgroups_of(layer);
-  for (int s = range.first; s < range.end; ++s) {
+void UpdateTasks::for_speculating(LayerIndex layer, Body body) const {
+  for (const SubgroupIndex s : state_.subgroups_of(layer)) {
     if (state_.subgroup(s).speculates && state_.subgroup(s).count() > 0) body(s);
   }
 }
 
 /// Emits a task of a subgroup that uses its gradient and writes its state.
-void UpdateTasks::emit_on_state(int subgroup, TaskKind kind, TaskList& out) {
+void UpdateTasks::emit_on_state(SubgroupIndex subgroup, TaskKind kind, TaskList& out) {
   const Subgroup& group = state_.subgroup(subgroup);
   SubgroupUsers& users = state_.users(subgroup);
   const TaskId id = emit(out, kind, Lane::cpu, task_of(subgroup, group.begin, group.end)).id;
@@ -114,17 +113,17 @@ void UpdateTasks::emit_on_state(int subgroup, TaskKind kind, TaskList& out) {
   users.of_state = users.of_gradient;
 }
 
-void UpdateTasks::speculate_layer(int layer, std::span<const TaskId> norm_tasks, TaskList& out) {
-  for_speculating(layer, [&](int subgroup) {
+void UpdateTasks::speculate_layer(LayerIndex layer, std::span<const TaskId> norm_tasks, TaskList& out) {
+  for_speculating(layer, [&](SubgroupIndex subgroup) {
     emit_on_state(subgroup, TaskKind::speculate, out);
     out.depends_on(norm_tasks);
     state_.set_speculated(layer, true);
   });
 }
 
-void UpdateTasks::retract_layer(int layer, TaskList& out) {
+void UpdateTasks::retract_layer(LayerIndex layer, TaskList& out) {
   if (!state_.speculated(layer)) return;
-  for_speculating(layer, [&](int subgroup) {
+  for_speculating(layer, [&](SubgroupIndex subgroup) {
     emit_on_state(subgroup, TaskKind::retract, out);
     if (!state_.placement(layer).resident) weights_.add_writer(layer, out.back().id);
   });
@@ -133,14 +132,14 @@ void UpdateTasks::retract_layer(int layer, TaskList& out) {
 
 // -- in pieces -------------------------------------------------------------------------------------
 
-void UpdateTasks::update_in_pieces(int subgroup, TaskList& out) {
+void UpdateTasks::update_in_pieces(SubgroupIndex subgroup, TaskList& out) {
   const Subgroup& group = state_.subgroup(subgroup);
   SubgroupUsers& users = state_.users(subgroup);
   gradient_before_.swap(users.of_gradient);
   state_before_.swap(users.of_state);
   users.of_gradient.clear();
   users.of_state.clear();
-  const bool stays = group.tier == Tier::device && state_.placement(group.layer).resident;
+  const bool stays = group.tier == Tier::device && state_.placement(layer_of(group)).resident;
   for_pieces(state_.plan, group, stays, [&](std::int64_t begin, std::int64_t end) {
     const Task piece = task_of(subgroup, begin, end);
     group.updater == Updater::cpu ? update_piece_on_cpu(piece, out) : update_piece_on_device(piece, out);
@@ -186,7 +185,7 @@ void UpdateTasks::update_piece_on_cpu(Task piece, TaskList& out) {
 void UpdateTasks::update_piece_on_device(Task piece, TaskList& out) {
   const Subgroup& group = state_.subgroup(piece.subgroup);
   const bool streamed = group.tier != Tier::device;
-  const bool weights_resident = state_.placement(group.layer).resident;
+  const bool weights_resident = state_.placement(layer_of(group)).resident;
   const TaskId read = group.tier == Tier::file ? read_piece(piece, out) : no_task;
   if (streamed) piece.buffer = state_buffers_.take();
   if (!weights_resident) piece.staging = state_.staging.take();
@@ -198,7 +197,7 @@ void UpdateTasks::update_piece_on_device(Task piece, TaskList& out) {
   if (!loads) depend_on_users_before(piece, out);
   if (!weights_resident) out.depends_on(state_.staging.user(piece.staging));
   state_.users(piece.subgroup).of_gradient.push_back({piece.begin, piece.end, update});
-  if (weights_resident) weights_.add_writer(group.layer, update);
+  if (weights_resident) weights_.add_writer(layer_of(group), update);
   store_piece(piece, update, out);
 }
 
@@ -227,12 +226,12 @@ void UpdateTasks::store_piece(const Task& piece, TaskId updated, TaskList& out) 
   const Subgroup& group = state_.subgroup(piece.subgroup);
   std::vector<RangeUse>& users = state_.users(piece.subgroup).of_state;
   const bool streamed = group.tier != Tier::device;
-  const bool weights_resident = state_.placement(group.layer).resident;
+  const bool weights_resident = state_.placement(layer_of(group)).resident;
   if (!weights_resident) {
     const std::uint64_t bytes = weight_bytes(format_of(piece), piece.count());
     const TaskId stored = store(piece, TaskKind::store_weights, bytes, updated, out);
     state_.staging.user(piece.staging) = stored;
-    weights_.add_writer(group.layer, stored);
+    weights_.add_writer(layer_of(group), stored);
     // Split state: the weights are half of the next update's master.
     users.push_back({piece.begin, piece.end, stored});
   }

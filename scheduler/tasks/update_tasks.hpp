@@ -16,22 +16,22 @@ class UpdateTasks {
   UpdateTasks(LoweringState& state, WeightRing& weights);
 
   /// Emits the updates of all subgroups of a layer.
-  void update_layer(int layer, TaskList& out);
+  void update_layer(LayerIndex layer, TaskList& out);
   /// Emits, behind the norm blocks of a layer's final gradient, those that may be taken back. The layer's weights on the
   /// host are then not to be read before it is updated or retracted.
-  void speculate_layer(int layer, std::span<const TaskId> norm_tasks, TaskList& out);
+  void speculate_layer(LayerIndex layer, std::span<const TaskId> norm_tasks, TaskList& out);
   /// Emits what takes them back: the layer's state and weights are then as they were.
-  void retract_layer(int layer, TaskList& out);
+  void retract_layer(LayerIndex layer, TaskList& out);
 
  private:
   /// Calls body(subgroup) for those of a layer that speculate.
   template <class Body>
-  void for_speculating(int layer, Body body) const;
-  void emit_on_state(int subgroup, TaskKind kind, TaskList& out);
-  Task task_of(int subgroup, std::int64_t begin, std::int64_t end) const;
+  void for_speculating(LayerIndex layer, Body body) const;
+  void emit_on_state(SubgroupIndex subgroup, TaskKind kind, TaskList& out);
+  Task task_of(SubgroupIndex subgroup, std::int64_t begin, std::int64_t end) const;
   Task& emit(TaskList& out, TaskKind kind, Lane lane, const Task& piece);
-  void update_on_cpu(int subgroup, TaskList& out);
-  void update_in_pieces(int subgroup, TaskList& out);
+  void update_on_cpu(SubgroupIndex subgroup, TaskList& out);
+  void update_in_pieces(SubgroupIndex subgroup, TaskList& out);
   void update_piece_on_cpu(Task piece, TaskList& out);
   void update_piece_on_device(Task piece, TaskList& out);
   TaskId load_piece(const Task& piece, TaskId read, TaskList& out);

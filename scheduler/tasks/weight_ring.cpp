@@ -15,8 +15,8 @@ namespace tandem {
 
 WeightRing::WeightRing(LoweringState& state)
     : state_(state), layers_(state.layout.layers().size()), code_buffers_(state.plan.code_buffers) {
-  for (int l = 0; l < state.layout.layer_count(); ++l) {
-    for (const int needed : state.touched_by(l)) weights_of(needed).touchers.push_back(l);
+  for (const LayerIndex l : layers_.indices()) {
+    for (const LayerIndex needed : state.touched_by(l)) weights_of(needed).touchers.push_back(l);
   }
   for (int c = 0; c < static_cast<int>(state.plan.size_classes.size()); ++c) {
     Buffer buffer;
@@ -39,41 +39,41 @@ void WeightRing::begin_step() {
 
 void WeightRing::enter(Direction direction) noexcept {
   direction_ = direction;
-  position_ = -1;
+  position_ = {};
 }
 
-void WeightRing::enter_backward(int layer) noexcept {
+void WeightRing::enter_backward(LayerIndex layer) noexcept {
   weights_of(layer).gradients_asked = true;
   direction_ = Direction::backward;
 }
 
-int WeightRing::steps_until(int layer) const noexcept {
-  const int last = last_layer();
+int WeightRing::steps_until(LayerIndex layer) const noexcept {
+  const LayerIndex last = last_layer();
   if (direction_ == Direction::backward) {
-    const bool comes = layer < position_ && at(layers_, layer).needed_in_backward;
-    return comes ? position_ - layer : position_ + layer + 1;
+    const bool comes = layer < position_ && layers_[layer].needed_in_backward;
+    return comes ? position_ - layer : position_.number() + layer.number() + 1;
   }
   if (layer > position_) return layer - position_;
   if (direction_ == Direction::forward) return (last - position_) + (last - layer) + 1;
-  return last - position_ + layer + 1;
+  return last - position_ + layer.number() + 1;
 }
 
-int WeightRing::distance_to(int layer) const noexcept {
+int WeightRing::distance_to(LayerIndex layer) const noexcept {
   int nearest = std::numeric_limits<int>::max();
-  for (const int toucher : at(layers_, layer).touchers) nearest = std::min(nearest, steps_until(toucher));
+  for (const LayerIndex toucher : layers_[layer].touchers) nearest = std::min(nearest, steps_until(toucher));
   return nearest;
 }
 
 // -- fetches and gathers ---------------------------------------------------------------------------
 
-int WeightRing::acquire(int layer, bool only_idle, TaskList& out) {
+int WeightRing::acquire(LayerIndex layer, bool only_idle, TaskList& out) {
   const int size_class = state_.placement(layer).size_class;
   int best = -1;
   int best_distance = -1;
   for (int b = 0; b < buffer_count(); ++b) {
     const Buffer& buffer = at(buffers_, b);
     if (buffer.size_class != size_class || buffer.holders > 0) continue;
-    const int distance = buffer.layer < 0 ? std::numeric_limits<int>::max() : distance_to(buffer.layer);
+    const int distance = buffer.layer.none() ? std::numeric_limits<int>::max() : distance_to(buffer.layer);
     if (distance > best_distance) {
       best = b;
       best_distance = distance;
@@ -82,7 +82,7 @@ int WeightRing::acquire(int layer, bool only_idle, TaskList& out) {
   // A prefetch must not push out what is needed sooner than itself.
   if (only_idle && (best < 0 || best_distance <= distance_to(layer))) return -1;
   if (best < 0) {
-    throw MisuseError("no weight buffer is free for layer " + state_.layout.layer(layer).name,
+    throw MisuseError("no weight buffer is free for layer " + state_.layer(layer).name,
                       "guards hold " + held_layers(size_class), "release a layer before fetching the next");
   }
   load(layer, best, out);
@@ -93,15 +93,15 @@ int WeightRing::acquire(int layer, bool only_idle, TaskList& out) {
 std::string WeightRing::held_layers(int size_class) const {
   std::vector<std::string> names;
   for (const Buffer& buffer : buffers_) {
-    if (buffer.size_class == size_class && buffer.holders > 0) names.push_back(state_.layout.layer(buffer.layer).name);
+    if (buffer.size_class == size_class && buffer.holders > 0) names.push_back(state_.layer(buffer.layer).name);
   }
   return fmt::format("{}", fmt::join(names, ", "));
 }
 
-void WeightRing::load(int layer, int index, TaskList& out) {
+void WeightRing::load(LayerIndex layer, int index, TaskList& out) {
   Buffer& buffer = at(buffers_, index);
   LayerWeights& weights = weights_of(layer);
-  if (buffer.layer >= 0) weights_of(buffer.layer).buffer = -1;
+  if (!buffer.layer.none()) weights_of(buffer.layer).buffer = -1;
   if (state_.placement(layer).in_codes && weights.codes_stale) encode(layer, priority_fetch, out);
   const TaskId fetched = fetch(layer, index, out);
   const int code_buffer = out.back().code_buffer;
@@ -118,10 +118,10 @@ void WeightRing::load(int layer, int index, TaskList& out) {
 }
 
 /// Emits the copy of a layer's weights, behind what used the buffer and what wrote the weights.
-TaskId WeightRing::fetch(int layer, int index, TaskList& out) {
+TaskId WeightRing::fetch(LayerIndex layer, int index, TaskList& out) {
   const Buffer& buffer = at(buffers_, index);
   const LayerWeights& weights = weights_of(layer);
-  const Layer& of = state_.layout.layer(layer);
+  const Layer& of = state_.layer(layer);
   Task& fetch = state_.emit(out, TaskKind::fetch_weights, Lane::host_to_device, priority_fetch, layer);
   fetch.end = of.elements;
   fetch.buffer = index;
@@ -139,12 +139,12 @@ TaskId WeightRing::fetch(int layer, int index, TaskList& out) {
 }
 
 /// Emits the decoding of codes that were fetched, into the layer's buffer.
-TaskId WeightRing::decode(int layer, int buffer, int code_buffer, TaskId fetched, TaskList& out) {
+TaskId WeightRing::decode(LayerIndex layer, int buffer, int code_buffer, TaskId fetched, TaskList& out) {
   Task& decode = state_.emit(out, TaskKind::decode_weights, Lane::device, priority_fetch, layer);
-  decode.end = state_.layout.layer(layer).elements;
+  decode.end = state_.layer(layer).elements;
   decode.buffer = buffer;
   decode.code_buffer = code_buffer;
-  decode.bytes = code_bytes(state_.layout.layer(layer));
+  decode.bytes = code_bytes(state_.layer(layer));
   code_buffers_.user(code_buffer) = decode.id;
   out.depends_on(fetched);
   return decode.id;
@@ -152,11 +152,11 @@ TaskId WeightRing::decode(int layer, int buffer, int code_buffer, TaskId fetched
 
 /// Emits the encoding of a layer's weights, behind what wrote them and what read its codes of before. The next update
 /// must wait for it, as for other readers.
-void WeightRing::encode(int layer, int priority, TaskList& out) {
+void WeightRing::encode(LayerIndex layer, int priority, TaskList& out) {
   LayerWeights& weights = weights_of(layer);
   Task& encode = state_.emit(out, TaskKind::encode_weights, Lane::cpu, priority, layer);
-  encode.end = state_.layout.layer(layer).elements;
-  encode.bytes = code_bytes(state_.layout.layer(layer));
+  encode.end = state_.layer(layer).elements;
+  encode.bytes = code_bytes(state_.layer(layer));
   weights.encoded_by = encode.id;
   weights.codes_stale = false;
   out.depends_on(weights.weight_writers);
@@ -166,8 +166,8 @@ void WeightRing::encode(int layer, int priority, TaskList& out) {
 
 /// Emits the gathering of a layer's other slices from the ranks that own them. The caller makes it wait for this rank's
 /// own slice.
-TaskId WeightRing::gather(int layer, int buffer, TaskList& out) {
-  const Layer& of = state_.layout.layer(layer);
+TaskId WeightRing::gather(LayerIndex layer, int buffer, TaskList& out) {
+  const Layer& of = state_.layer(layer);
   Task& gather = state_.emit(out, TaskKind::gather_weights, Lane::peers, priority_fetch, layer);
   gather.end = of.elements;
   gather.buffer = buffer;
@@ -175,7 +175,7 @@ TaskId WeightRing::gather(int layer, int buffer, TaskList& out) {
   return gather.id;
 }
 
-void WeightRing::gather_resident(int layer, TaskList& out) {
+void WeightRing::gather_resident(LayerIndex layer, TaskList& out) {
   LayerWeights& weights = weights_of(layer);
   const TaskId gathered = gather(layer, -1, out);
   out.depends_on(weights.weight_writers);
@@ -191,8 +191,9 @@ void WeightRing::gather_resident(int layer, TaskList& out) {
 void WeightRing::prefetch_resident(TaskList& out) {
   constexpr int ahead = 2;
   const int step = direction_ == Direction::backward ? -1 : 1;
-  for (int l = position_ + step, left = ahead; l >= 0 && l <= last_layer() && left > 0; l += step, --left) {
-    for (const int w : state_.touched_by(l)) {
+  int left = ahead;
+  for (LayerIndex l = position_ + step; is_layer(l) && left > 0; l += step, --left) {
+    for (const LayerIndex w : state_.touched_by(l)) {
       if (weights_of(w).stale) gather_resident(w, out);
     }
   }
@@ -203,9 +204,9 @@ void WeightRing::prefetch(TaskList& out) {
   prefetch_resident(out);
   const int step = direction_ == Direction::backward ? -1 : 1;
   int missing_budget = buffer_count();
-  for (int l = position_ + step; l >= 0 && l <= last_layer() && missing_budget > 0; l += step) {
+  for (LayerIndex l = position_ + step; is_layer(l) && missing_budget > 0; l += step) {
     if (direction_ == Direction::backward && !weights_of(l).needed_in_backward) continue;
-    for (const int w : state_.touched_by(l)) {
+    for (const LayerIndex w : state_.touched_by(l)) {
       if (state_.placement(w).resident) continue;
       if (weights_of(w).buffer >= 0 || state_.speculated(w)) continue;
       --missing_budget;
@@ -217,15 +218,15 @@ void WeightRing::prefetch(TaskList& out) {
 // -- uses ------------------------------------------------------------------------------------------
 
 /// Adds `by` to the holders of the buffers of these layers that are valid.
-void WeightRing::hold_valid(const std::vector<int>& layers, int by) {
-  for (const int l : layers) {
+void WeightRing::hold_valid(const std::vector<LayerIndex>& layers, int by) {
+  for (const LayerIndex l : layers) {
     const int b = weights_of(l).buffer;
     if (b >= 0) at(buffers_, b).holders += by;
   }
 }
 
 /// One of the layers that a use needs: held in its buffer, its writers added to `before_`.
-WeightPlace WeightRing::place_for_use(int layer, TaskList& out) {
+WeightPlace WeightRing::place_for_use(LayerIndex layer, TaskList& out) {
   const LayerWeights& weights = weights_of(layer);
   if (weights.stale) gather_resident(layer, out);
   if (state_.placement(layer).resident) {
@@ -241,17 +242,17 @@ WeightPlace WeightRing::place_for_use(int layer, TaskList& out) {
   return {layer, b};
 }
 
-LayerUse WeightRing::use(int layer, TaskList& out) {
-  if (layer < 0 || layer > last_layer()) throw MisuseError("no layer " + std::to_string(layer));
+LayerUse WeightRing::use(LayerIndex layer, TaskList& out) {
+  if (!is_layer(layer)) throw MisuseError("no layer " + std::to_string(layer.number()));
   position_ = layer;
   if (direction_ == Direction::backward) weights_of(layer).used_in_backward = true;
-  const std::vector<int>& needed = state_.touched_by(layer);
+  const std::vector<LayerIndex>& needed = state_.touched_by(layer);
   // Buffers already valid are held first, so that loading one layer cannot push out another of this use.
   hold_valid(needed, 1);
   LayerUse use;
   before_.clear();
   try {
-    for (const int l : needed) use.weights.add(place_for_use(l, out));
+    for (const LayerIndex l : needed) use.weights.add(place_for_use(l, out));
   } catch (...) {
     hold_valid(needed, -1);
     throw;
@@ -262,7 +263,7 @@ LayerUse WeightRing::use(int layer, TaskList& out) {
 }
 
 /// A use of a resident layer alone, of none that it borrows from, which leaves the caller where it is.
-LayerUse WeightRing::use_resident(int layer, TaskList& out) {
+LayerUse WeightRing::use_resident(LayerIndex layer, TaskList& out) {
   before_.clear();
   LayerUse use;
   use.weights.add(place_for_use(layer, out));
@@ -271,7 +272,7 @@ LayerUse WeightRing::use_resident(int layer, TaskList& out) {
 }
 
 /// Emits the task of a use, behind `before_`.
-TaskId WeightRing::emit_use(int layer, const Places<WeightPlace>& weights, TaskList& out) {
+TaskId WeightRing::emit_use(LayerIndex layer, const Places<WeightPlace>& weights, TaskList& out) {
   const TaskId id = state_.emit(out, TaskKind::layer_use, Lane::caller, priority_fetch, layer).id;
   out.depends_on(before_);
   for (const WeightPlace& place : weights) {
@@ -296,7 +297,7 @@ std::vector<WeightPlace> WeightRing::drop_idle(const LayerUse& use) {
     if (place.buffer < 0) continue;
     Buffer& buffer = at(buffers_, place.buffer);
     if (buffer.holders > 0 || buffer.layer != place.layer) continue;
-    buffer.layer = -1;
+    buffer.layer = {};
     weights_of(place.layer).buffer = -1;
     dropped.push_back(place);
   }
@@ -305,27 +306,27 @@ std::vector<WeightPlace> WeightRing::drop_idle(const LayerUse& use) {
 
 // -- new weights -----------------------------------------------------------------------------------
 
-void WeightRing::end_update(int layer, TaskList& out) {
+void WeightRing::end_update(LayerIndex layer, TaskList& out) {
   LayerWeights& weights = weights_of(layer);
   weights.stale = state_.plan.rank.count > 1 && state_.placement(layer).resident;
   if (weights.stale) append(weights.stale_readers, weights.uses);
   if (state_.placement(layer).in_codes) {
-    encode(layer, priority_update + layer, out);
+    encode(layer, priority_update + layer.number(), out);
   } else {
     weights.uses.clear();  // uses from now on read new weights
   }
   if (weights.buffer < 0) return;
-  at(buffers_, weights.buffer).layer = -1;
+  at(buffers_, weights.buffer).layer = {};
   weights.buffer = -1;
 }
 
 void WeightRing::invalidate_weights() {
   if (open_uses_ > 0) throw MisuseError("weights were written while a layer is held");
   for (Buffer& buffer : buffers_) {
-    if (buffer.layer >= 0) weights_of(buffer.layer).buffer = -1;
-    buffer.layer = -1;
+    if (!buffer.layer.none()) weights_of(buffer.layer).buffer = -1;
+    buffer.layer = {};
   }
-  for (int l = 0; l <= last_layer(); ++l) {
+  for (const LayerIndex l : layers_.indices()) {
     weights_of(l).codes_stale = true;
     weights_of(l).stale = state_.plan.rank.count > 1 && state_.placement(l).resident;
   }

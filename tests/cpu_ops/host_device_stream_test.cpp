@@ -6,6 +6,7 @@
 
 #include <array>
 #include <atomic>
+#include <future>
 #include <mutex>
 #include <numeric>
 #include <thread>
@@ -337,6 +338,56 @@ TEST(HostStreamCalls, AFaultInjectedBeforeTheCallIsWhatItGets) {
     device.call_after(stream, [&](std::exception_ptr error) { failed = error != nullptr; });
   }
   EXPECT_TRUE(failed);
+}
+
+TEST(HostStream, MarksAndCallsOfAnIdleOnePassAtOnce) {
+  HostDevice device(small());
+  Stream stream = device.make_stream("a");
+  Event event = device.make_event();
+  device.record(event, stream);
+  EXPECT_TRUE(device.wait_for(event, 0ms));
+  bool called = false;
+  device.wait(stream, event);
+  device.call_after(stream, [&](std::exception_ptr error) { called = !error; });
+  EXPECT_TRUE(called);
+}
+
+TEST(HostStream, MarksAndCallsOfABusyOneWaitForItsWork) {
+  HostDevice device(small());
+  Stream busy = device.make_stream("busy");
+  Stream idle = device.make_stream("idle");
+  Event behind = device.make_event(), after = device.make_event();
+  std::promise<void> go;
+  std::atomic<bool> worked{false}, called_late{false};
+  device.enqueue(busy, "work", [&, open = go.get_future().share()] {
+    open.wait();
+    worked = true;
+  });
+  device.record(behind, busy);
+  device.call_after(busy, [&](std::exception_ptr) { called_late = worked.load(); });
+  device.wait(idle, behind);  // the mark has not passed: `idle` is not idle any more
+  device.record(after, idle);
+  EXPECT_FALSE(device.wait_for(behind, 0ms));
+  EXPECT_FALSE(device.wait_for(after, 0ms));
+  EXPECT_FALSE(called_late);
+  go.set_value();
+  device.synchronize(idle);
+  device.synchronize(busy);
+  EXPECT_TRUE(called_late);
+  EXPECT_TRUE(device.wait_for(after, 0ms));
+}
+
+TEST(HostStream, AnIdleOneThatHasFailedPassesItsErrorOn) {
+  HostDevice device(small());
+  Stream failed = device.make_stream("failed");
+  Stream other = device.make_stream("other");
+  Event event = device.make_event();
+  device.enqueue(failed, "bad", [] { throw DeviceError("lost"); });
+  EXPECT_THROW(device.synchronize(failed), DeviceError);
+  device.record(event, failed);
+  EXPECT_THROW(device.wait_for(event, 60s), DeviceError);
+  device.wait(other, event);  // it has passed, but not well
+  EXPECT_THROW(device.synchronize(other), DeviceError);
 }
 
 // -- ending -------------------------------------------------------------------------------------------

@@ -1,5 +1,5 @@
 // Large copies, by one thread and by several, move every byte and no other.
-#include "cpu_ops/device/large_copy.hpp"
+#include "core/host/large_copy.hpp"
 
 #include <gtest/gtest.h>
 

@@ -29,7 +29,9 @@ class IdleOps : public Ops {
   void linear_backward_input(TensorView, TensorView, TensorView, bool, StreamView) override {}
   void linear_backward_weight(TensorView, TensorView, TensorView, TensorView, StreamView) override {}
   std::size_t fp8_bytes(std::int64_t, std::int64_t, Fp8Sums) const override { return 0; }
-  void quantize(TensorView, const Fp8Matrix&, StreamView) override {}
+  std::size_t magnitude_bytes() const override { return 0; }
+  void quantize(MeasuredView, const Fp8Matrix&, StreamView) override {}
+  void measure(MeasuredView, StreamView) override {}
   void fp8_linear(const Fp8Matrix&, const Fp8Matrix&, Fp8Accumulation, TensorView, TensorView, TensorView,
                   StreamView) override {}
   void fp8_backward_input(const Fp8Matrix&, const Fp8Matrix&, Fp8Accumulation, TensorView, bool, StreamView) override {}
@@ -52,18 +54,19 @@ class IdleOps : public Ops {
   void cached_attention(HeadsView, const KeyValueCache&, const CachedTokens&, TensorView, const AttentionShape&,
                         StreamView) override {}
   void rope(TensorView, TensorView, RecordsView, bool, StreamView) override {}
-  void layer_norm(TensorView, TensorView, TensorView, TensorView, TensorView, TensorView, float, StreamView) override {}
+  void layer_norm(TensorView, TensorView, TensorView, MeasuredView, TensorView, TensorView, float,
+                  StreamView) override {}
   void layer_norm_backward(TensorView, TensorView, TensorView, TensorView, TensorView, TensorView, bool, TensorView,
                            TensorView, StreamView) override {}
-  void rms_norm(TensorView, NormWeight, TensorView, TensorView, float, StreamView) override {}
+  void rms_norm(TensorView, NormWeight, MeasuredView, TensorView, float, StreamView) override {}
   void rms_norm_backward(TensorView, TensorView, NormWeight, TensorView, TensorView, bool, TensorView,
                          StreamView) override {}
-  void gelu(TensorView, TensorView, StreamView) override {}
-  void gelu_backward(TensorView, TensorView, TensorView, StreamView) override {}
-  void swiglu(TensorView, TensorView, TensorView, StreamView) override {}
-  void swiglu_backward(TensorView, TensorView, TensorView, TensorView, TensorView, StreamView) override {}
-  void geglu(TensorView, TensorView, TensorView, StreamView) override {}
-  void geglu_backward(TensorView, TensorView, TensorView, TensorView, TensorView, StreamView) override {}
+  void gelu(TensorView, MeasuredView, StreamView) override {}
+  void gelu_backward(TensorView, TensorView, MeasuredView, StreamView) override {}
+  void swiglu(TensorView, TensorView, MeasuredView, StreamView) override {}
+  void swiglu_backward(TensorView, TensorView, TensorView, MeasuredView, MeasuredView, StreamView) override {}
+  void geglu(TensorView, TensorView, MeasuredView, StreamView) override {}
+  void geglu_backward(TensorView, TensorView, TensorView, MeasuredView, MeasuredView, StreamView) override {}
   void add(TensorView, TensorView, TensorView, StreamView) override {}
   void add_scaled(TensorView, float, TensorView, TensorView, StreamView) override {}
   void preference_loss(const PreferenceLoss&, StreamView) override {}

@@ -16,7 +16,7 @@ inline void add_traffic(Traffic& traffic, const TaskList& tasks) {
 }
 
 /// A layer's weights, and the gradients of so many micro-batches, as the toy trainer uses them.
-inline void pass_layer(Lowering& lowering, int layer, int gradients, TaskList& tasks) {
+inline void pass_layer(Lowering& lowering, LayerIndex layer, int gradients, TaskList& tasks) {
   const LayerUse use = lowering.use(layer, tasks);
   lowering.prefetch(tasks);
   for (int micro = 0; micro < gradients; ++micro) lowering.commit(lowering.gradients(layer, tasks), tasks);
@@ -35,8 +35,8 @@ inline Traffic planned_traffic(const ParameterLayout& layout, const Plan& plan, 
     lowering.prefetch(tasks);
     for (int first = 0; first < micro_batches; first += at_once) {
       const int gradients = std::min(at_once, micro_batches - first);
-      for (int l = 0; l < layout.layer_count(); ++l) pass_layer(lowering, l, 0, tasks);
-      for (int l = layout.layer_count() - 1; l >= 0; --l) pass_layer(lowering, l, gradients, tasks);
+      for (const LayerIndex l : layers_of(layout)) pass_layer(lowering, l, 0, tasks);
+      for (LayerIndex l(layout.layer_count() - 1); !l.none(); --l) pass_layer(lowering, l, gradients, tasks);
     }
     lowering.update(tasks);
     lowering.end_pass();

@@ -104,6 +104,54 @@ class Guards(unittest.TestCase):
         with self.assertRaisesRegex(tandem.MisuseError, "resident"):
             self.engine.resident_weights("h.1.w1")
 
+    def test_capsules_are_the_views_in_their_order(self):
+        self.begin()
+        weights = self.engine.fetch(0, self.stream)
+        capsules = weights.capsules()
+        self.assertEqual(len(capsules), len(weights.keys()))
+        with self.assertRaisesRegex(tandem.MisuseError, f"{len(capsules)} arrays are of their memory"):
+            weights.release()
+
+        class Given:
+            def __init__(self, capsule):
+                self.capsule = capsule
+
+            def __dlpack__(self, **_):
+                return self.capsule
+
+            def __dlpack_device__(self):
+                return 1, 0
+        for name, capsule in zip(weights.keys(), capsules, strict=True):
+            self.assertIn("dltensor", repr(capsule))
+            if weights[name].dtype == "f32":  # NumPy knows no bf16
+                self.assertTrue(np.array_equal(np.from_dlpack(Given(capsule)), weights[name].numpy()))
+        del capsules, capsule
+        gc.collect()
+        weights.release()
+        with self.assertRaisesRegex(tandem.MisuseError, "after the weights of layer 'h.0' were released"):
+            weights.capsules()
+        self.engine.abort_step()
+
+    def test_copy_in_fills_one_gradient(self):
+        self.begin()
+        gradients = self.engine.gradients(0, self.stream)
+        for name in ("w2", "b1"):  # bf16, and fp32
+            view = gradients[name]
+            whole = view.numpy()
+            values = (np.arange(whole.size) % 251).astype(whole.dtype)
+            whole[...] = 0
+            del whole
+            gradients.copy_in(name, values.ctypes.data, values.nbytes)
+            self.assertTrue(np.array_equal(view.copy().ravel(), values))
+            with self.assertRaisesRegex(tandem.MisuseError, f"{values.nbytes - 1} bytes given, {values.nbytes} needed"):
+                gradients.copy_in(name, values.ctypes.data, values.nbytes - 1)
+        with self.assertRaisesRegex(tandem.MisuseError, "2 bytes given, 0 needed"):
+            gradients.copy_in("still", values.ctypes.data, 2)
+        gradients.commit()
+        with self.assertRaisesRegex(tandem.MisuseError, "after the gradients of layer 'h.0' were released"):
+            gradients.copy_in("w2", values.ctypes.data, values.nbytes)
+        self.engine.abort_step()
+
     def test_a_guard_is_not_released_while_an_array_of_it_is_alive(self):
         self.begin()
         weights = self.engine.fetch(0, self.stream)

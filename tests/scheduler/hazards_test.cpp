@@ -31,7 +31,7 @@ class HazardCheck {
         for (std::size_t w = 0; w < reach.size(); ++w) reach[w] |= reach_[d].empty() ? 0 : reach_[d][w];
         reach[d / 64] |= std::uint64_t{1} << (d % 64);
       };
-      for (const TaskId d : run.tasks.dependencies(i)) join(static_cast<std::size_t>(d));
+      for (const TaskId d : run.tasks.dependencies(i)) join(d.position());
       if (run.tasks[i].lane == Lane::caller) {
         if (last_caller < i) join(last_caller);
         last_caller = i;
@@ -72,13 +72,14 @@ class HazardCheck {
 std::string key(const char* what, std::int64_t a, std::int64_t b = 0) {
   return std::string(what) + " " + std::to_string(a) + " " + std::to_string(b);
 }
+std::string key(const char* what, LayerIndex layer, std::int64_t b = 0) { return key(what, layer.number(), b); }
 
 /// Calls body(first) for each piece of a layer's gradient with elements in [begin, end).
 template <class Body>
-void for_gradients(const Lowered& run, int layer, std::int64_t begin, std::int64_t end, Body body) {
-  const std::int64_t border = run.layout.layer(layer).summed_elements;
+void for_gradients(const Lowered& run, LayerIndex layer, std::int64_t begin, std::int64_t end, Body body) {
+  const std::int64_t border = layer_at(run.layout, layer).summed_elements;
   for (const Subgroup& g : run.plan.subgroups) {
-    if (g.layer != layer) continue;
+    if (layer_of(g) != layer) continue;
     for (std::int64_t b = g.begin; b < g.end; b += run.plan.piece_elements) {
       const std::int64_t after = std::min(b + run.plan.piece_elements, g.end);
       const bool cut = b < border && border < after;
@@ -91,15 +92,15 @@ void for_gradients(const Lowered& run, int layer, std::int64_t begin, std::int64
 /// Reads and writes of each task, by the meaning of its kind alone.
 int check_hazards(const Lowered& run) {
   HazardCheck check(run);
-  std::set<int> speculated;      // layers whose updates have run and are not decided about
-  std::map<int, int> buffer_of;  // layer to the weight buffer it was fetched into last
+  std::set<LayerIndex> speculated;      // layers whose updates have run and are not decided about
+  std::map<LayerIndex, int> buffer_of;  // layer to the weight buffer it was fetched into last
   for (std::size_t i = 0; i < run.tasks.size(); ++i) {
     const Task& t = run.tasks[i];
-    const bool resident = t.layer >= 0 && run.plan.layers[static_cast<std::size_t>(t.layer)].resident;
+    const bool resident = !t.layer.none() && placement_at(run.plan, t.layer).resident;
     const auto weights_home = [&](bool write) {  // by subgroup, so that two of a layer do not conflict
-      for (std::size_t s = 0; s < run.plan.subgroups.size(); ++s) {
-        const Subgroup& g = run.plan.subgroups[s];
-        if (g.layer != t.layer || (t.subgroup >= 0 && static_cast<int>(s) != t.subgroup)) continue;
+      for (const SubgroupIndex s : subgroups_of(run.plan)) {
+        const Subgroup& g = subgroup_at(run.plan, s);
+        if (layer_of(g) != t.layer || (!t.subgroup.none() && s != t.subgroup)) continue;
         for (std::int64_t b = g.begin; b < g.end; b += run.plan.piece_elements) {
           if (t.count() > 0 && (b < t.begin || b >= t.end)) continue;
           check.touch(i, key(resident ? "resident weights" : "host weights", t.layer, b), write);
@@ -132,14 +133,14 @@ int check_hazards(const Lowered& run) {
     };
     switch (t.kind) {
       case TaskKind::layer_use: {
-        std::vector<int> used{t.layer};
-        for (const int owner : run.layout.layer(t.layer).borrows) used.push_back(owner);
-        for (const int l : used) {
-          const bool stays = run.plan.layers[static_cast<std::size_t>(l)].resident;
+        std::vector<LayerIndex> used{t.layer};
+        for (const int owner : layer_at(run.layout, t.layer).borrows) used.push_back(LayerIndex(owner));
+        for (const LayerIndex l : used) {
+          const bool stays = placement_at(run.plan, l).resident;
           if (!stays) check.touch(i, key("weight buffer", buffer_of.at(l)), false);
           if (stays) check.touch(i, key("resident weights of others", l), false);
           for (const Subgroup& g : run.plan.subgroups) {
-            if (!stays || g.layer != l) continue;
+            if (!stays || layer_of(g) != l) continue;
             for (std::int64_t b = g.begin; b < g.end; b += run.plan.piece_elements) {
               check.touch(i, key("resident weights", l, b), false);
             }
@@ -149,7 +150,7 @@ int check_hazards(const Lowered& run) {
       }
       case TaskKind::commit:
         for (const GradientPlace& place : run.commits.at(t.id).gradients) {
-          for_gradients(run, place.layer, 0, run.layout.layer(place.layer).state_elements,
+          for_gradients(run, place.layer, 0, layer_at(run.layout, place.layer).state_elements,
                         [&](std::int64_t b) { check.touch(i, key("gradient buffer", place.buffer, b), true); });
           check.touch(i, key("others' part of a gradient buffer", place.buffer), true);
         }
@@ -195,7 +196,8 @@ int check_hazards(const Lowered& run) {
         EXPECT_TRUE(t.staging >= 0 || (t.in_bf16 && !t.last_micro));
         if (t.last_micro) norm_blocks(true);
         for (std::int64_t b = t.begin; b < t.end; b += layout_quantum) {
-          check.touch(i, key("sum", t.sum, b - slice_of(run.layout.layer(t.layer), run.plan.rank).trained.begin), true);
+          check.touch(i, key("sum", t.sum, b - slice_of(layer_at(run.layout, t.layer), run.plan.rank).trained.begin),
+                      true);
         }
         break;
       case TaskKind::keep_gradient:
@@ -222,7 +224,7 @@ int check_hazards(const Lowered& run) {
         norm_blocks(true);
         break;
       case TaskKind::fetch_norm:
-        if (!run.plan.subgroups[static_cast<std::size_t>(t.subgroup)].gradient_on_device) norm_blocks(false);
+        if (!subgroup_at(run.plan, t.subgroup).gradient_on_device) norm_blocks(false);
         host_norm(true);
         break;
       case TaskKind::read_state:
@@ -278,7 +280,7 @@ int check_hazards(const Lowered& run) {
         break;
       case TaskKind::save_state:
         for (const Subgroup& g : run.plan.subgroups) {
-          if (g.layer != t.layer) continue;
+          if (layer_of(g) != t.layer) continue;
           const bool with_weights = t.buffer == 0 && run.plan.state != StateFormat::fp32;
           for (std::int64_t b = g.begin; b < g.end; b += run.plan.piece_elements) {
             if (b >= t.end || std::min(b + run.plan.piece_elements, g.end) <= t.begin) continue;
@@ -406,7 +408,7 @@ TEST_P(Hazards, AreAllDependenciesOfEveryRank) {
 TEST_P(Hazards, AreAllDependenciesOfARankThatLeavesOutALayer) {
   for (const int resident : {0, 7}) {
     Lowered run(GetParam(), resident, 2, StateFormat::fp32, {}, DType::f32, {1, 2});
-    run.unused = 3;
+    run.unused = LayerIndex(3);
     run.steps(3);
     check_hazards(run);
   }

@@ -92,9 +92,9 @@ TEST(LinkCodes, AFetchHasTheBytesOfTheCodesAndOfAllElse) {
   run.steps(1);
   for (const Task& t : run.tasks) {
     if (t.kind != TaskKind::fetch_weights) continue;
-    const Layer& layer = run.layout.layer(t.layer);
+    const Layer& layer = layer_at(run.layout, t.layer);
     const std::size_t stored = weight_bytes(layer, slice_of(layer, {}));
-    const bool coded = run.plan.layers[static_cast<std::size_t>(t.layer)].in_codes;
+    const bool coded = placement_at(run.plan, t.layer).in_codes;
     EXPECT_EQ(coded, t.code_buffer >= 0);
     EXPECT_EQ(t.bytes, coded ? stored - 150'528 + 12 * sizeof(float) : stored) << layer.name;
   }
@@ -123,7 +123,7 @@ TEST(LinkCodes, AreMadeOnceForNewWeights) {
     int encoded = 0;
     bool stale = true;
     for (const Task& t : run.tasks) {
-      if (t.layer != l) continue;
+      if (t.layer != LayerIndex(l)) continue;
       if (t.kind == TaskKind::encode_weights) {
         EXPECT_TRUE(stale) << "codes of weights that have not changed";
         stale = false;
@@ -146,7 +146,7 @@ TEST(LinkCodes, AreMadeAnewWhereWeightsWereWritten) {
   lowering.begin_evaluation();
   const auto encoded = [&] {
     tasks.clear();
-    lowering.release(lowering.use(1, tasks));
+    lowering.release(lowering.use(LayerIndex(1), tasks));
     return std::ranges::count(tasks, TaskKind::encode_weights, &Task::kind);
   };
   EXPECT_EQ(encoded(), 1);

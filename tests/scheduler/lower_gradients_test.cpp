@@ -24,12 +24,13 @@ TEST(LowerGradients, RefusedGradientsLeaveNoBufferOpen) {
   Lowering u(layout, plan);
   TaskList tasks;
   u.begin_step({.micro_batches = 1});
-  const GradientUse second = u.gradients(2, tasks);
-  const GradientUse first = u.gradients(1, tasks);
-  EXPECT_THROW(u.gradients(3, tasks), MisuseError) << "the embedding's buffer is taken";
+  const GradientUse second = u.gradients(LayerIndex(2), tasks);
+  const GradientUse first = u.gradients(LayerIndex(1), tasks);
+  EXPECT_THROW(u.gradients(LayerIndex(3), tasks), MisuseError) << "the embedding's buffer is taken";
   u.commit(second, tasks);
   u.commit(first, tasks);
-  for (const GradientPlace& place : u.gradients(3, tasks).gradients) EXPECT_TRUE(place.fresh) << place.layer;
+  for (const GradientPlace& place : u.gradients(LayerIndex(3), tasks).gradients)
+    EXPECT_TRUE(place.fresh) << place.layer.number();
 }
 
 }  // namespace

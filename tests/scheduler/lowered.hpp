@@ -42,7 +42,7 @@ struct Lowered {
   TaskList tasks;
   std::map<TaskId, GradientUse> commits;  ///< by task
   bool speculates = false;                ///< every third step is then retracted, and in each a layer is used once more
-  int unused = -1;                        ///< a layer whose gradients come without its weights
+  LayerIndex unused;                      ///< a layer whose gradients come without its weights
 
   explicit Lowered(const std::string& policy, int resident = 0, int prefetch = 2, StateFormat state = StateFormat::fp32,
                    Order o = {}, DType gradient = DType::f32, Rank rank = {}, bool factors = false)
@@ -75,7 +75,7 @@ struct Lowered {
     for (Subgroup& s : plan.subgroups) s.speculates = s.updater == Updater::cpu && s.tier == Tier::host;
   }
 
-  void pass(Lowering& u, int l, int gradients) {
+  void pass(Lowering& u, LayerIndex l, int gradients) {
     std::optional<LayerUse> use;
     if (l != unused) use = u.use(l, tasks);
     u.prefetch(tasks);
@@ -90,19 +90,20 @@ struct Lowered {
 
   void steps(int count, bool saving = false) {
     Lowering u(layout, plan);
+    const LayerIndex last(layout.layer_count() - 1);
     for (int s = 0; s < count; ++s) {
       u.begin_step({.micro_batches = order.micro_batches},
                    speculates ? UpdateTime::speculative : UpdateTime::after_norm);
       u.prefetch(tasks);
       for (int first = 0; first < order.micro_batches; first += order.at_once) {
         const int at_once = std::min(order.at_once, order.micro_batches - first);
-        for (int l = 0; l < layout.layer_count(); ++l) pass(u, l, 0);
-        for (int l = layout.layer_count() - 1; l >= 0; --l) pass(u, l, at_once);
+        for (const LayerIndex l : layers_of(layout)) pass(u, l, 0);
+        for (LayerIndex l = last; !l.none(); --l) pass(u, l, at_once);
       }
       EXPECT_TRUE(u.gradients_complete());
       // Uses of layers whose updates have been emitted see the old weights.
-      if (speculates) pass(u, layout.layer_count() - 2, 0);
-      if (speculates) pass(u, 2, 0);
+      if (speculates) pass(u, last - 1, 0);
+      if (speculates) pass(u, LayerIndex(2), 0);
       speculates && s % 3 == 1 ? u.retract(tasks) : u.update(tasks);
       u.end_pass();
       if (saving) u.save(tasks);

@@ -44,9 +44,9 @@ TEST(Lower, WhatStaysOnTheDeviceGoesBySubgroup) {
     run.steps(2);
     std::map<TaskKind, int> tasks;
     for (const Task& t : run.tasks) {
-      if (t.subgroup < 0) continue;
+      if (t.subgroup.none()) continue;
       ++tasks[t.kind];
-      const Subgroup& group = run.plan.subgroups[static_cast<std::size_t>(t.subgroup)];
+      const Subgroup& group = subgroup_at(run.plan, t.subgroup);
       if (group.count() == run.plan.piece_elements) continue;
       const bool whole = t.begin == group.begin && t.end == group.end;
       EXPECT_EQ(whole, takes_subgroup_whole(t)) << policy << ' ' << name_of(t.kind);
@@ -59,7 +59,7 @@ TEST(Lower, DependenciesComeBeforeTheirDependents) {
   Lowered run("interleave:2");
   run.steps(2);
   for (std::size_t i = 0; i < run.tasks.size(); ++i) {
-    EXPECT_EQ(run.tasks[i].id, static_cast<TaskId>(i));
+    EXPECT_EQ(run.tasks[i].id, TaskId::at(i));
     for (const TaskId d : run.tasks.dependencies(i)) EXPECT_LT(d, run.tasks[i].id);
   }
 }
@@ -90,7 +90,7 @@ TEST(Lower, WhatTheCallerWritesInBf16CrossesTheLinkAsItIs) {
   for (const Order order : {Order{1, 1}, Order{3, 1}, Order{3, 3}}) {
     Lowered run("host", 0, 2, StateFormat::fp32, order, DType::bf16);
     run.steps(1);
-    std::map<int, std::int64_t> rounded, sent;  // by layer
+    std::map<LayerIndex, std::int64_t> rounded, sent;
     for (const Task& t : run.tasks) {
       if (t.kind == TaskKind::round_gradient) rounded[t.layer] += t.count();
       if (t.kind == TaskKind::flush_gradient) sent[t.layer] += t.count();
@@ -98,8 +98,8 @@ TEST(Lower, WhatTheCallerWritesInBf16CrossesTheLinkAsItIs) {
     const Layer& layer = run.layout.layer(1);
     EXPECT_EQ(layer.summed_elements, 147 * layout_quantum);
     const bool once = order.at_once > 1;
-    EXPECT_EQ(sent[1], (once ? 1 : order.micro_batches) * layer.state_elements);
-    EXPECT_EQ(rounded[1], once ? 0 : order.micro_batches * layer.summed_elements);
+    EXPECT_EQ(sent[LayerIndex(1)], (once ? 1 : order.micro_batches) * layer.state_elements);
+    EXPECT_EQ(rounded[LayerIndex(1)], once ? 0 : order.micro_batches * layer.summed_elements);
   }
 }
 
@@ -110,7 +110,7 @@ TEST(Lower, TheDeviceMakesTheNormOfWhatLeavesItFinal) {
       Lowered run("host", 0, 2, StateFormat::fp32, order, products);
       run.steps(1);
       std::int64_t on_host = 0, made = 0;
-      std::map<int, std::uint64_t> fetched;  // bytes by subgroup
+      std::map<SubgroupIndex, std::uint64_t> fetched;  // bytes
       for (const Task& t : run.tasks) {
         const bool rounds = t.kind == TaskKind::round_gradient || t.kind == TaskKind::sum_gradient;
         if (t.kind == TaskKind::accumulate_gradient && t.last_micro) on_host += t.count();
@@ -126,7 +126,7 @@ TEST(Lower, TheDeviceMakesTheNormOfWhatLeavesItFinal) {
       if (!by_device) continue;
       EXPECT_EQ(made, run.layout.state_elements());
       for (const auto& [subgroup, bytes] : fetched) {
-        const auto count = static_cast<std::uint64_t>(run.plan.subgroups[static_cast<std::size_t>(subgroup)].count());
+        const auto count = static_cast<std::uint64_t>(subgroup_at(run.plan, subgroup).count());
         EXPECT_EQ(bytes, count / layout_quantum * sizeof(double));
       }
     }
@@ -144,7 +144,7 @@ TEST(Lower, ASaveReadsEveryValueOnceInTheOrderOfTheFile) {
       for (; i < run.tasks.size() && at < p->offset + p->count; at = run.tasks[i++].end) {
         const Task& t = run.tasks[i];
         EXPECT_EQ(t.lane, Lane::disk);
-        EXPECT_EQ(t.layer, p->layer);
+        EXPECT_EQ(t.layer, layer_of(*p));
         EXPECT_EQ(t.array, array);
         EXPECT_EQ(t.begin, at);
         EXPECT_EQ(t.bytes, 4U * static_cast<std::uint64_t>(t.count()));
@@ -191,16 +191,16 @@ TEST(Lower, ALayerWithoutAGradientIsNotUpdatedUnlessThatIsZero) {
     Lowered run("host");
     Lowering u(run.layout, run.plan);
     u.begin_step({.micro_batches = 1, .may_be_absent = true});
-    for (const int l : {5, 2}) u.commit(u.gradients(l, run.tasks), run.tasks);
+    for (const LayerIndex l : {LayerIndex(5), LayerIndex(2)}) u.commit(u.gradients(l, run.tasks), run.tasks);
     u.end_gradients(missing, run.tasks);
     u.update(run.tasks);
-    std::set<int> updated;
+    std::set<LayerIndex> updated;
     for (const Task& t : run.tasks) {
       if (t.kind == TaskKind::update_cpu) updated.insert(t.layer);
     }
-    EXPECT_EQ(updated.contains(2), true);
-    EXPECT_EQ(updated.contains(3), missing == Missing::zeros);
-    EXPECT_EQ(u.has_gradient(3), missing == Missing::zeros);
+    EXPECT_EQ(updated.contains(LayerIndex(2)), true);
+    EXPECT_EQ(updated.contains(LayerIndex(3)), missing == Missing::zeros);
+    EXPECT_EQ(u.has_gradient(LayerIndex(3)), missing == Missing::zeros);
   }
 }
 
@@ -211,7 +211,7 @@ TEST(Lower, ASumIsFinishedWhereNoLastMicroBatchWasKnown) {
     u.begin_step({.micro_batches = 4, .open_ended = true});
     for (int micro = 0; micro < 2; ++micro) {
       u.begin_micro_batch(known && micro == 1, run.tasks);
-      for (int l = run.layout.layer_count() - 1; l >= 0; --l) u.commit(u.gradients(l, run.tasks), run.tasks);
+      for (LayerIndex l(run.layout.layer_count() - 1); !l.none(); --l) u.commit(u.gradients(l, run.tasks), run.tasks);
     }
     EXPECT_TRUE(u.gradients_complete());
     const std::size_t before = run.tasks.size();
@@ -227,7 +227,7 @@ TEST(Lower, ASumIsFinishedWhereNoLastMicroBatchWasKnown) {
 /// Fetches by layer.
 std::map<int, int> fetches_of(const Lowered& run) {
   std::map<int, int> fetches;
-  for (const Task& t : run.tasks) fetches[t.layer] += t.kind == TaskKind::fetch_weights ? 1 : 0;
+  for (const Task& t : run.tasks) fetches[t.layer.number()] += t.kind == TaskKind::fetch_weights ? 1 : 0;
   return fetches;
 }
 
@@ -261,17 +261,17 @@ FirstLayer first_layer_of(bool trained, bool used_in_backward) {
   FirstLayer first;
   TaskList tasks;
   const auto fetches = [&] {
-    return std::ranges::count_if(tasks,
-                                 [](const Task& t) { return t.kind == TaskKind::fetch_weights && t.layer == 0; });
+    return std::ranges::count_if(
+        tasks, [](const Task& t) { return t.kind == TaskKind::fetch_weights && t.layer == LayerIndex(0); });
   };
   const auto use = [&](int layer) {
-    const LayerUse of_layer = lowering.use(layer, tasks);
+    const LayerUse of_layer = lowering.use(LayerIndex(layer), tasks);
     lowering.prefetch(tasks);
     lowering.release(of_layer);
     lowering.prefetch(tasks);
   };
   const auto fill = [&](int layer) {
-    if (layout.layer(layer).state_elements > 0) lowering.commit(lowering.gradients(layer, tasks), tasks);
+    if (layout.layer(layer).state_elements > 0) lowering.commit(lowering.gradients(LayerIndex(layer), tasks), tasks);
   };
   for (int step = 0; step < 3; ++step) {
     tasks.clear();
@@ -332,7 +332,7 @@ TEST(Lower, GradientsAreSummedInTheOrderOfMicroBatchesWhateverTheOrderOfVisits) 
   for (const Order order : {Order{5, 1}, Order{5, 2}, Order{5, 5}}) {
     Lowered run("interleave:2,resident=0.4", 0, 2, StateFormat::fp32, order);
     run.steps(1);
-    std::map<std::pair<int, std::int64_t>, std::vector<std::size_t>> sums;  // by subgroup and piece
+    std::map<std::pair<SubgroupIndex, std::int64_t>, std::vector<std::size_t>> sums;  // by subgroup and piece
     for (std::size_t i = 0; i < run.tasks.size(); ++i) {
       const Task& t = run.tasks[i];
       const bool folds = t.kind == TaskKind::accumulate_gradient && !run.plan.sends_sums;
@@ -364,10 +364,10 @@ TEST(Lower, WhereSumsLeaveALayerAfterTheOtherIsCommitted) {
   ASSERT_TRUE(run.plan.sends_sums);
   Lowering u(run.layout, run.plan);
   u.begin_step({.micro_batches = 2});
-  u.commit(u.gradients(3, run.tasks), run.tasks);
-  EXPECT_THROW(u.gradients(2, run.tasks), MisuseError);
-  u.commit(u.gradients(3, run.tasks), run.tasks);
-  EXPECT_NO_THROW(u.gradients(2, run.tasks));
+  u.commit(u.gradients(LayerIndex(3), run.tasks), run.tasks);
+  EXPECT_THROW(u.gradients(LayerIndex(2), run.tasks), MisuseError);
+  u.commit(u.gradients(LayerIndex(3), run.tasks), run.tasks);
+  EXPECT_NO_THROW(u.gradients(LayerIndex(2), run.tasks));
 }
 
 // The last layer owns what the first borrows: backward of the first completes the gradients of both.
@@ -386,19 +386,19 @@ TEST(Lower, TwoSumsAreOpenAtOnceWhereALayerCompletesAnothersGradient) {
   TaskList tasks;
   for (int step = 0; step < 2; ++step) {
     u.begin_step({.micro_batches = 3});
-    for (int l = 2; l >= 0; --l) {
+    for (LayerIndex l(2); !l.none(); --l) {
       for (int micro = 0; micro < 3; ++micro) u.commit(u.gradients(l, tasks), tasks);
     }
     EXPECT_TRUE(u.gradients_complete());
     u.update(tasks);
     u.end_pass();
   }
-  std::map<int, std::set<int>> buffers;  // by layer
+  std::map<LayerIndex, std::set<int>> buffers;
   for (const Task& t : tasks) {
     if (t.kind == TaskKind::sum_gradient) buffers[t.layer].insert(t.sum);
   }
   EXPECT_EQ(buffers.size(), 3U);
-  for (const int sum : buffers[2]) EXPECT_FALSE(buffers[0].contains(sum));
+  for (const int sum : buffers[LayerIndex(2)]) EXPECT_FALSE(buffers[LayerIndex(0)].contains(sum));
 }
 
 TEST(Lower, ATiedLayerHasAGradientBufferForEachMicroBatchAtOnce) {
@@ -416,8 +416,8 @@ TEST(Lower, ATiedLayerHasAGradientBufferForEachMicroBatchAtOnce) {
 TEST(Lower, AnOwnerThatMakesAllOfATiedGradientOpensItInItsOwnVisit) {
   Lowered run("host", 0, 2, StateFormat::fp32, {5, 5, true});
   run.steps(2);
-  const int head = run.layout.layer_count() - 1;
-  std::map<int, int> commits;
+  const LayerIndex head(run.layout.layer_count() - 1);
+  std::map<LayerIndex, int> commits;
   for (const auto& [task, use] : run.commits) {
     ++commits[use.layer];
     for (const GradientPlace& place : use.gradients) {
@@ -425,7 +425,7 @@ TEST(Lower, AnOwnerThatMakesAllOfATiedGradientOpensItInItsOwnVisit) {
       EXPECT_TRUE(place.fresh);
     }
   }
-  EXPECT_EQ(commits[0], 10);
+  EXPECT_EQ(commits[LayerIndex(0)], 10);
   EXPECT_EQ(commits[head], 10);
 }
 
@@ -434,11 +434,11 @@ TEST(Lower, GradientsAskedForOutOfTurnAreRefused) {
     Lowered run("host", 0, 2, StateFormat::fp32, {4, at_once});
     Lowering u(run.layout, run.plan);
     u.begin_step({.micro_batches = 4});
-    const GradientUse first = u.gradients(3, run.tasks);
-    EXPECT_THROW(u.gradients(3, run.tasks), MisuseError);  // the first is not committed
+    const GradientUse first = u.gradients(LayerIndex(3), run.tasks);
+    EXPECT_THROW(u.gradients(LayerIndex(3), run.tasks), MisuseError);  // the first is not committed
     u.commit(first, run.tasks);
-    for (int micro = 1; micro < at_once; ++micro) u.commit(u.gradients(3, run.tasks), run.tasks);
-    EXPECT_THROW(u.gradients(3, run.tasks), MisuseError);  // the other layers have not come so far
+    for (int micro = 1; micro < at_once; ++micro) u.commit(u.gradients(LayerIndex(3), run.tasks), run.tasks);
+    EXPECT_THROW(u.gradients(LayerIndex(3), run.tasks), MisuseError);  // the other layers have not come so far
   }
 }
 
@@ -448,16 +448,16 @@ TEST(Lower, AnAbandonedStepLeavesNoGradientOpen) {
   for (int attempt = 0; attempt < 4; ++attempt) {
     u.begin_step({.micro_batches = 3});
     for (int micro = 0; micro < 2; ++micro) {  // uses of the head: the embedding's stay open
-      const GradientUse use = u.gradients(6, run.tasks);
-      for (const GradientPlace& place : use.gradients) EXPECT_TRUE(place.fresh) << place.layer;
+      const GradientUse use = u.gradients(LayerIndex(6), run.tasks);
+      for (const GradientPlace& place : use.gradients) EXPECT_TRUE(place.fresh) << place.layer.number();
       u.commit(use, run.tasks);
     }
-    u.abandon(u.gradients(6, run.tasks));
+    u.abandon(u.gradients(LayerIndex(6), run.tasks));
     u.end_pass();
   }
   run.tasks.clear();
   u.begin_step({.micro_batches = 3});
-  for (int l = 6; l >= 0; --l) {
+  for (LayerIndex l(6); !l.none(); --l) {
     for (int micro = 0; micro < 3; ++micro) u.commit(u.gradients(l, run.tasks), run.tasks);
   }
   EXPECT_TRUE(u.gradients_complete());

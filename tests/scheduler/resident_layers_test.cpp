@@ -35,7 +35,11 @@ OffloadOptions options_with(std::string_view policy, int micro_batches = 1) {
 }
 
 std::vector<int> order_of(const ParameterLayout& layout, const OffloadOptions& options) {
-  return by_worth_of_residence(layout, make_plan(layout, options, {64_GiB, 0}));
+  std::vector<int> order;
+  for (const LayerIndex l : by_worth_of_residence(layout, make_plan(layout, options, {64_GiB, 0}))) {
+    order.push_back(l.number());
+  }
+  return order;
 }
 
 std::vector<int> residents(const Plan& plan) {

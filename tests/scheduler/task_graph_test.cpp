@@ -13,6 +13,8 @@
 namespace tandem {
 namespace {
 
+constexpr TaskId operator""_id(unsigned long long number) { return TaskId::at(number); }
+
 Task task_of(TaskId id, Lane lane, int priority = 0) {
   Task task;
   task.id = id;
@@ -55,20 +57,20 @@ TEST(LaneSet, HasWhatWasAddedAndNoMore) {
 
 TEST(TaskGraph, RestartedItIsAsNew) {
   TaskGraph graph;
-  graph.add(task_of(0, Lane::cpu), {});
-  graph.add(task_of(1, Lane::peers), {});
-  graph.add(task_of(2, Lane::device), std::vector<TaskId>{0, 1});
-  graph.restart(10);
+  graph.add(task_of(0_id, Lane::cpu), {});
+  graph.add(task_of(1_id, Lane::peers), {});
+  graph.add(task_of(2_id, Lane::device), std::vector<TaskId>{0_id, 1_id});
+  graph.restart(10_id);
   EXPECT_TRUE(graph.empty());
-  EXPECT_FALSE(graph.known(0));
+  EXPECT_FALSE(graph.known(0_id));
   EXPECT_TRUE(graph.ready_lanes().empty());
   for (int lane = 0; lane < lane_count; ++lane) EXPECT_EQ(graph.ready(static_cast<Lane>(lane)), no_task);
-  graph.add(task_of(10, Lane::peers), {});
-  graph.add(task_of(11, Lane::cpu), std::vector<TaskId>{1, 10});
-  EXPECT_EQ(graph.ready(Lane::peers), 10);
+  graph.add(task_of(10_id, Lane::peers), {});
+  graph.add(task_of(11_id, Lane::cpu), std::vector<TaskId>{1_id, 10_id});
+  EXPECT_EQ(graph.ready(Lane::peers), 10_id);
   EXPECT_EQ(graph.ready(Lane::cpu), no_task);
-  graph.mark_done(10);
-  EXPECT_EQ(graph.ready(Lane::cpu), 11);
+  graph.mark_done(10_id);
+  EXPECT_EQ(graph.ready(Lane::cpu), 11_id);
 }
 
 TEST(TaskGraph, DeviceLanesWaitForIssueTheCpuForTheEnd) {
@@ -83,49 +85,49 @@ TEST(TaskGraph, DeviceLanesWaitForIssueTheCpuForTheEnd) {
                                                 {Lane::device_to_host, Lane::disk, false},
                                                 {Lane::disk, Lane::host_to_device, false}}) {
     TaskGraph graph;
-    graph.add(task_of(0, first), {});
-    graph.add(task_of(1, second), std::vector<TaskId>{0});
-    if (graph.ready(first) == 0) graph.take(first);
+    graph.add(task_of(0_id, first), {});
+    graph.add(task_of(1_id, second), std::vector<TaskId>{0_id});
+    if (graph.ready(first) == 0_id) graph.take(first);
     EXPECT_EQ(graph.ready(second), no_task);
-    graph.mark_issued(0);
-    EXPECT_EQ(graph.ready(second), at_issue ? 1 : no_task) << name_of(first) << " before " << name_of(second);
-    EXPECT_FALSE(graph.dependencies_done(1));
-    graph.mark_done(0);
-    EXPECT_EQ(graph.ready(second), 1) << name_of(first) << " before " << name_of(second);
-    EXPECT_TRUE(graph.dependencies_done(1));
+    graph.mark_issued(0_id);
+    EXPECT_EQ(graph.ready(second), at_issue ? 1_id : no_task) << name_of(first) << " before " << name_of(second);
+    EXPECT_FALSE(graph.dependencies_done(1_id));
+    graph.mark_done(0_id);
+    EXPECT_EQ(graph.ready(second), 1_id) << name_of(first) << " before " << name_of(second);
+    EXPECT_TRUE(graph.dependencies_done(1_id));
   }
 }
 
 TEST(TaskGraph, WhatRanksExchangeKeepsItsOrderWhateverIsUrgent) {
   TaskGraph graph;
-  graph.add(task_of(0, Lane::cpu), {});
-  graph.add(task_of(1, Lane::peers, 2), std::vector<TaskId>{0});
-  graph.add(task_of(2, Lane::peers, 0), {});
+  graph.add(task_of(0_id, Lane::cpu), {});
+  graph.add(task_of(1_id, Lane::peers, 2), std::vector<TaskId>{0_id});
+  graph.add(task_of(2_id, Lane::peers, 0), {});
   EXPECT_EQ(graph.ready(Lane::peers), no_task) << "it would overtake the one before";
-  graph.mark_done(0);
-  EXPECT_EQ(graph.ready(Lane::peers), 1) << "the one behind it, which is more urgent, holds it up";
+  graph.mark_done(0_id);
+  EXPECT_EQ(graph.ready(Lane::peers), 1_id) << "the one behind it, which is more urgent, holds it up";
   graph.take(Lane::peers);
-  EXPECT_EQ(graph.ready(Lane::peers), 2);
+  EXPECT_EQ(graph.ready(Lane::peers), 2_id);
   graph.take(Lane::peers);
   EXPECT_EQ(graph.ready(Lane::peers), no_task);
 }
 
 TEST(TaskGraph, ACallersTaskIsNeverReadyButCountsWhatItWaitsFor) {
   TaskGraph graph;
-  graph.add(task_of(0, Lane::host_to_device), {});
-  graph.add(task_of(1, Lane::cpu), {});
-  graph.add(task_of(2, Lane::caller), std::vector<TaskId>{0, 1});
-  EXPECT_EQ(graph.node(2).waiting_for, 2);
-  graph.mark_issued(0);
-  EXPECT_EQ(graph.node(2).waiting_for, 1);
-  graph.mark_done(1);
-  EXPECT_EQ(graph.node(2).waiting_for, 0);
+  graph.add(task_of(0_id, Lane::host_to_device), {});
+  graph.add(task_of(1_id, Lane::cpu), {});
+  graph.add(task_of(2_id, Lane::caller), std::vector<TaskId>{0_id, 1_id});
+  EXPECT_EQ(graph.node(2_id).waiting_for, 2);
+  graph.mark_issued(0_id);
+  EXPECT_EQ(graph.node(2_id).waiting_for, 1);
+  graph.mark_done(1_id);
+  EXPECT_EQ(graph.node(2_id).waiting_for, 0);
   EXPECT_EQ(graph.ready(Lane::caller), no_task);
 }
 
 TEST(TaskGraph, RefusesATaskOutOfTurn) {
-  TaskGraph graph(3);
-  EXPECT_THROW(graph.add(task_of(4, Lane::cpu), {}), MisuseError);
+  TaskGraph graph(3_id);
+  EXPECT_THROW(graph.add(task_of(4_id, Lane::cpu), {}), MisuseError);
 }
 
 /// Everything about every task there ever was.
@@ -139,7 +141,7 @@ class Model {
     bool taken = false;
   };
   bool met(TaskId first, const Task& second) const {
-    const Record& f = records[static_cast<std::size_t>(first)];
+    const Record& f = records[first];
     return f.task.lane == Lane::cpu || second.lane == Lane::cpu ? f.done : f.issued;
   }
   TaskId ready(Lane lane) const {
@@ -156,9 +158,9 @@ class Model {
   }
   TaskId oldest() const {
     const auto undone = std::find_if(records.begin(), records.end(), [](const Record& r) { return !r.done; });
-    return undone - records.begin();
+    return TaskId(undone - records.begin());
   }
-  std::vector<Record> records;
+  IndexedVector<TaskId, Record> records;
 };
 
 class RandomGraph {
@@ -167,12 +169,12 @@ class RandomGraph {
 
   void add() {
     constexpr std::size_t reach = 40;
-    const auto id = static_cast<TaskId>(model_.records.size());
+    const auto id = TaskId::at(model_.records.size());
     Model::Record record;
     record.task = task_of(id, lanes[random_() % lanes.size()], static_cast<int>(random_() % 3));
-    for (std::size_t n = random_() % 6; n > 0 && id > 0; --n) {  // some of them twice
+    for (std::size_t n = random_() % 6; n > 0 && id > 0_id; --n) {  // some of them twice
       record.dependencies.push_back(
-          id - 1 - static_cast<TaskId>(random_() % std::min<std::size_t>(reach, model_.records.size())));
+          id - 1 - static_cast<std::int64_t>(random_() % std::min<std::size_t>(reach, model_.records.size())));
     }
     graph_.add(record.task, record.dependencies);
     model_.records.push_back(std::move(record));
@@ -182,12 +184,12 @@ class RandomGraph {
     const Lane lane = lanes[random_() % lanes.size()];
     if (const TaskId id = graph_.ready(lane); id != no_task && random_() % 2 == 0) {
       graph_.take(lane);
-      model_.records[static_cast<std::size_t>(id)].taken = true;
+      model_.records[id].taken = true;
       flying_.push_back(id);
     }
     if (flying_.empty()) return;
     const std::size_t i = random_() % flying_.size();
-    Model::Record& record = model_.records[static_cast<std::size_t>(flying_[i])];
+    Model::Record& record = model_.records[flying_[i]];
     if (random_() % 2 == 0 && record.task.lane != Lane::cpu) {
       graph_.mark_issued(flying_[i]);
       record.issued = true;
@@ -213,8 +215,8 @@ class RandomGraph {
  private:
   void compare_dependencies(TaskId id) const {
     std::multiset<TaskId> expected, seen;
-    for (const TaskId d : model_.records[static_cast<std::size_t>(id)].dependencies) {
-      if (!model_.records[static_cast<std::size_t>(d)].done) expected.insert(d);
+    for (const TaskId d : model_.records[id].dependencies) {
+      if (!model_.records[d].done) expected.insert(d);
     }
     graph_.for_unfinished(id, [&](const TaskNode& first) { seen.insert(first.task.id); });
     ASSERT_EQ(seen, expected);

@@ -219,6 +219,38 @@ TEST(ModuleWork, LayersOfOtherSizesKeepTheirProducts) {
   EXPECT_EQ(fp8_exceptions(c, shape).size(), linear_layers(c).size());
 }
 
+/// Bytes and kernels of quantizing in a block of Llama's, by hand: 3 bytes an element of what comes with its magnitude,
+/// and a kernel, 2 and a kernel more otherwise; gradients are written twice.
+TEST(ModuleWork, QuantizingIsCountedByWhoKnowsTheMagnitude) {
+  const ModelConfig c = builtin_model("tiny-llama");
+  RunShape shape{.batch = 2, .sequence = 64, .compute = DType::bf16}, plain = shape;
+  shape.fp8 = Fp8Products{};
+  const auto n = static_cast<double>(shape.batch * shape.sequence), width = static_cast<double>(c.width),
+             ffn = static_cast<double>(c.ffn);
+  for (const bool again : {false, true}) {
+    shape.recomputed_blocks = plain.recomputed_blocks = again ? c.layers : 0;
+    const auto mlp = static_cast<std::size_t>(ModuleKind::mlp), output = static_cast<std::size_t>(ModuleKind::output);
+    const LayerModules before = module_work_of(c, plain).at(1), after = module_work_of(c, shape).at(1);
+    const auto bytes = [&](std::size_t kind, PassWork LayerWork::*pass) {
+      return (after[kind].*pass).memory_bytes - (before[kind].*pass).memory_bytes;
+    };
+    const auto kernels = [&](std::size_t kind, PassWork LayerWork::*pass) {
+      return (after[kind].*pass).kernels - (before[kind].*pass).kernels;
+    };
+    const double weights = 5.0 * 3.0 * width * ffn, inputs = 3.0 * n * (width + ffn);
+    const double gradients = 4.0 * n * 2.0 * ffn + 6.0 * n * width;
+    const double more = again ? 1.0 : 0.0;
+    EXPECT_EQ(bytes(mlp, &LayerWork::forward), weights + inputs);
+    EXPECT_EQ(bytes(mlp, &LayerWork::backward), (1.0 + more) * (weights + inputs) + gradients);
+    EXPECT_EQ(kernels(mlp, &LayerWork::forward), 2.0 * 3.0 + 2.0);
+    EXPECT_EQ(kernels(mlp, &LayerWork::backward), (1.0 + more) * 8.0 + 2.0 * 1.0 + 2.0);
+    const auto heads = static_cast<double>(c.heads * c.head_dim), square = 5.0 * width * heads;
+    EXPECT_EQ(bytes(output, &LayerWork::forward), square + 5.0 * n * heads);
+    EXPECT_EQ(bytes(output, &LayerWork::backward),
+              square + 3.0 * n * heads + more * (square + 5.0 * n * heads) + 6.0 * n * width);
+  }
+}
+
 /// Not norms, embedding, head, router and experts.
 TEST(ModuleWork, WeightsOfEightBitProductsAreThoseOfLinearLayers) {
   for (const auto& [name, each] : {std::pair{"tiny-llama", 7}, {"tiny-gpt2", 4}, {"tiny-moe", 4}}) {

@@ -553,6 +553,21 @@ ParameterValues initial_values(const ModelSource& source, const ParameterLayout&
   };
 }
 
+void check_adapter(const ModelSource& source, const ParameterLayout& layout) {
+  if (!source.adapter) return;
+  source.adapter->check(source.config, layout);
+  const bool has_values = source.loads_weights() && source.config.stored_code == WeightCode::none;
+  if (source.adapter->checkpoint() == nullptr || !has_values) return;
+  const Parameter* smallest = nullptr;  // norms may be all ones in any model
+  for (const Parameter* p : layout.owned_parameters()) {
+    if (p->options.trainable || p->shape.rank() < 2) continue;
+    if (smallest == nullptr || p->count < smallest->count) smallest = p;
+  }
+  if (smallest == nullptr) return;
+  std::vector<float> values(static_cast<std::size_t>(smallest->count));
+  initial_values(source, layout, 0)(*smallest, 0, values);  // compares its hash
+}
+
 ParameterCodes initial_codes(const ModelSource& source) {
   if (!source.weights || source.config.stored_code == WeightCode::none)
     return [](const Parameter&, CodeSink&) { return false; };

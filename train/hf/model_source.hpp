@@ -79,6 +79,11 @@ void take_patterns(TrainConfig& config, const Checkpoint& checkpoint);
 /// those missing, unexpected or misshapen. A source without weights has nothing to check.
 void check_weights(const ModelSource& source, const ParameterLayout& layout);
 
+/// Whether the source's adapter fits the layout, and, of a checkpoint's adapter, whether its base is that of the source
+/// as far as one small matrix tells: all of it is compared where the weights are read. A source without adapter has
+/// nothing to check. Throws InputError that names what differs.
+void check_adapter(const ModelSource& source, const ParameterLayout& layout);
+
 /// Gives elements [first, first + values.size()) of a parameter; all of it in order, in pieces of any size.
 using ParameterValues = std::function<void(const Parameter&, std::int64_t first, std::span<float> values)>;
 /// Initial values of parameters: from the source's weights, checked as above, else random from `seed`, made on

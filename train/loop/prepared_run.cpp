@@ -99,6 +99,7 @@ void PreparedRun::open_model() {
   take_reference_of_checkpoint();
   const ParameterLayout layout = trained_layout(config(), source.config);
   check_weights(source, layout);
+  check_adapter(source, layout);
   if (checkpoint) check_resumable(*checkpoint, source.config, layout, config().state);
 }
 

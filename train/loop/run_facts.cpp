@@ -15,6 +15,7 @@
 #include "core/base/version.hpp"
 #include "io/checkpoint.hpp"
 #include "models/hf/hf_config.hpp"
+#include "train/hf/adapter_source.hpp"
 #include "train/hf/hf_weights.hpp"
 #include "train/loop/prepared_run.hpp"
 
@@ -54,6 +55,12 @@ std::string hash_of(const std::string& text) {
   return hash.text();
 }
 
+/// A model by what its description says, whatever its folder is called.
+std::string model_of(const ModelConfig& config) {
+  return fmt::format("{} of {} layers, {}", config.architecture, config.layers,
+                     hash_of(hf_config_text(config, "float32")));
+}
+
 /// Weights that the run begins with.
 std::string start_of(const PreparedRun& run) {
   const ModelSource& source = run.source;
@@ -62,8 +69,11 @@ std::string start_of(const PreparedRun& run) {
     return fmt::format("checkpoint of step {}, {}", manifest.step, manifest.state_digest);
   }
   Hash128 hash;
-  if (const std::string& adapter = run.config().adapter; !adapter.empty()) {
-    add_samples(hash, fs::path(adapter) / "adapter_model.safetensors");
+  if (source.adapter && source.adapter->checkpoint() != nullptr) {
+    const std::string& digest = source.adapter->checkpoint()->manifest().state_digest;
+    hash.add(digest.data(), digest.size());
+  } else if (source.adapter) {
+    add_samples(hash, source.adapter->folder() / "adapter_model.safetensors");
   }
   if (source.weights) {
     std::vector<fs::path> files = source.weights->files();
@@ -95,7 +105,7 @@ std::vector<Fact> facts_of(const PreparedRun& run) {
   std::string shares;
   for (const double share : run.data.shares) shares += fmt::format(" {}", share);
   return {
-      {"model", fmt::format("{} {}", setup.model_config.name, hash_of(hf_config_text(setup.model_config, "float32")))},
+      {"model", model_of(setup.model_config)},
       {"weights at the start", start_of(run)},
       {"data", fmt::format("{} {} in shares{}", run.data.sources.size(), run.data.digest(), shares)},
       {"--eval-data", run.eval_data ? run.eval_data->digest() : "none"},

@@ -119,10 +119,12 @@ void ModuleOps::linear_gelu_backward_input(TensorView dy, TensorView w, TensorVi
 }
 
 /// Quantizing a weight begins its layer, whose products follow. An input or a gradient is taken for the module before.
-void ModuleOps::quantize(TensorView x, const Fp8Matrix& to, StreamView stream) {
-  if (weights_.contains(x.data)) enter(of(weights_, x), stream);
+void ModuleOps::quantize(MeasuredView x, const Fp8Matrix& to, StreamView stream) {
+  if (weights_.contains(x.values.data)) enter(of(weights_, x.values), stream);
   inner_.quantize(x, to, stream);
 }
+
+void ModuleOps::measure(MeasuredView x, StreamView stream) { inner_.measure(x, stream); }
 
 void ModuleOps::fp8_linear(const Fp8Matrix& x, const Fp8Matrix& w, Fp8Accumulation sums, TensorView bias,
                            TensorView residual, TensorView y, StreamView stream) {
@@ -231,7 +233,7 @@ void ModuleOps::rope(TensorView x, TensorView table, RecordsView records, bool i
   inner_.rope(x, table, records, inverse, stream);
 }
 
-void ModuleOps::layer_norm(TensorView x, TensorView weight, TensorView bias, TensorView y, TensorView mean,
+void ModuleOps::layer_norm(TensorView x, TensorView weight, TensorView bias, MeasuredView y, TensorView mean,
                            TensorView rstd, float eps, StreamView stream) {
   enter(ModuleKind::norms, stream);
   inner_.layer_norm(x, weight, bias, y, mean, rstd, eps, stream);
@@ -244,7 +246,8 @@ void ModuleOps::layer_norm_backward(TensorView dy, TensorView x, TensorView weig
   inner_.layer_norm_backward(dy, x, weight, mean, rstd, dx, accumulate, dweight, dbias, stream);
 }
 
-void ModuleOps::rms_norm(TensorView x, NormWeight weight, TensorView y, TensorView rstd, float eps, StreamView stream) {
+void ModuleOps::rms_norm(TensorView x, NormWeight weight, MeasuredView y, TensorView rstd, float eps,
+                         StreamView stream) {
   enter(ModuleKind::norms, stream);
   inner_.rms_norm(x, weight, y, rstd, eps, stream);
 }
@@ -257,33 +260,33 @@ void ModuleOps::rms_norm_backward(TensorView dy, TensorView x, NormWeight weight
 
 // -- pointwise -------------------------------------------------------------------------------------------
 
-void ModuleOps::gelu(TensorView x, TensorView y, StreamView stream) {
+void ModuleOps::gelu(TensorView x, MeasuredView y, StreamView stream) {
   enter(ModuleKind::mlp, stream);
   inner_.gelu(x, y, stream);
 }
 
-void ModuleOps::gelu_backward(TensorView dy, TensorView x, TensorView dx, StreamView stream) {
+void ModuleOps::gelu_backward(TensorView dy, TensorView x, MeasuredView dx, StreamView stream) {
   enter(ModuleKind::mlp, stream);
   inner_.gelu_backward(dy, x, dx, stream);
 }
 
-void ModuleOps::swiglu(TensorView gate, TensorView up, TensorView y, StreamView stream) {
+void ModuleOps::swiglu(TensorView gate, TensorView up, MeasuredView y, StreamView stream) {
   enter(ModuleKind::mlp, stream);
   inner_.swiglu(gate, up, y, stream);
 }
 
-void ModuleOps::swiglu_backward(TensorView dy, TensorView gate, TensorView up, TensorView dgate, TensorView dup,
+void ModuleOps::swiglu_backward(TensorView dy, TensorView gate, TensorView up, MeasuredView dgate, MeasuredView dup,
                                 StreamView stream) {
   enter(ModuleKind::mlp, stream);
   inner_.swiglu_backward(dy, gate, up, dgate, dup, stream);
 }
 
-void ModuleOps::geglu(TensorView gate, TensorView up, TensorView y, StreamView stream) {
+void ModuleOps::geglu(TensorView gate, TensorView up, MeasuredView y, StreamView stream) {
   enter(ModuleKind::mlp, stream);
   inner_.geglu(gate, up, y, stream);
 }
 
-void ModuleOps::geglu_backward(TensorView dy, TensorView gate, TensorView up, TensorView dgate, TensorView dup,
+void ModuleOps::geglu_backward(TensorView dy, TensorView gate, TensorView up, MeasuredView dgate, MeasuredView dup,
                                StreamView stream) {
   enter(ModuleKind::mlp, stream);
   inner_.geglu_backward(dy, gate, up, dgate, dup, stream);

@@ -20,9 +20,24 @@ bool shares_input(std::string_view module) {
   return module == "self_attn.k_proj" || module == "self_attn.v_proj" || module == "mlp.up_proj";
 }
 
-/// Bytes that quantizing moves for each element: it is read for the largest magnitude, and again for its code.
-constexpr double quantized_once = 5.0, quantized_twice = 6.0;
-constexpr double kernels_each = 2.0;
+/// Whether a norm or an activation writes the input, with its magnitude.
+bool has_measured_input(const ModelConfig& config, std::string_view module) {
+  if (module == "mlp.down_proj" || module == "mlp.c_proj") return true;
+  if (module == "self_attn.o_proj" || module == "attn.c_proj") return false;
+  return config.family == Family::gpt2 || config.norm_before;
+}
+
+/// Whether the backward of an activation writes the gradient of the output, with its magnitude.
+bool has_measured_gradient(std::string_view module) {
+  return module == "mlp.gate_proj" || module == "mlp.up_proj" || module == "mlp.c_fc";
+}
+
+/// Work of quantizing so many elements: each is read, and written once, or twice for sums over rows and columns. What
+/// comes without its largest magnitude is read once more before, by a kernel of its own.
+PassWork quantizing(double elements, double times, bool measured) {
+  const double bytes = 2.0 + times;
+  return {.memory_bytes = elements * (measured ? bytes : bytes + 2.0), .kernels = measured ? 1.0 : 2.0};
+}
 
 }  // namespace
 
@@ -37,13 +52,15 @@ void count_fp8(const ModelConfig& config, const RunShape& shape, bool again, Lay
     all[kind] += inputs * outputs;
     if (!fits(layer, shape)) continue;
     with_codes[kind] += inputs * outputs;
-    const double of_input = shares_input(layer.module) ? 0.0 : 1.0;
-    const PassWork factors{.memory_bytes = quantized_once * (of_input * tokens * inputs + inputs * outputs),
-                           .kernels = kernels_each * (of_input + 1.0)};
-    LayerWork work{.forward = factors, .backward = factors};
-    work.backward.memory_bytes += quantized_twice * tokens * outputs;
-    work.backward.kernels += kernels_each;
-    if (again) work.backward.memory_bytes += factors.memory_bytes, work.backward.kernels += factors.kernels;
+    const PassWork weight = quantizing(inputs * outputs, 1.0, false);
+    LayerWork work{.forward = weight, .backward = weight};
+    if (!shares_input(layer.module)) {
+      // For backward its magnitude is kept from forward.
+      add(work, {.forward = quantizing(tokens * inputs, 1.0, has_measured_input(config, layer.module)),
+                 .backward = quantizing(tokens * inputs, 1.0, true)});
+    }
+    if (again) add(work, {.forward = {}, .backward = work.forward});
+    add(work, {.forward = {}, .backward = quantizing(tokens * outputs, 2.0, has_measured_gradient(layer.module))});
     add(modules[kind], work);
   }
   for (std::size_t kind = 0; kind < module_kinds; ++kind) {

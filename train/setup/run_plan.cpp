@@ -10,6 +10,7 @@
 #include "core/base/error.hpp"
 #include "core/device/device_name.hpp"
 #include "offload/engine/state_io.hpp"
+#include "scheduler/plan/indices.hpp"
 #include "scheduler/plan/link_codes.hpp"
 #include "scheduler/plan/plan_builder.hpp"
 #include "scheduler/plan/rank_slice.hpp"
@@ -121,11 +122,10 @@ class RunPlanner {
     double computing = compute_of(with_reference).back().backward - layers.back().backward;  // the head's
     for (const LayerSeconds& layer : layers) computing += layer.forward;
     double bytes = 0.0;
-    for (int i = 0; i < run_.layout.layer_count(); ++i) {
-      const Layer& layer = run_.layout.layer(i);
-      const LayerPlacement& placed = run_.plan.layers[static_cast<std::size_t>(i)];
+    for (const LayerIndex l : layers_of(run_.layout)) {
+      const LayerPlacement& placed = placement_at(run_.plan, l);
       if (placed.resident) continue;
-      bytes += static_cast<double>(fetched_bytes(layer, placed, run_.options.rank));
+      bytes += static_cast<double>(fetched_bytes(layer_at(run_.layout, l), placed, run_.options.rank));
     }
     return std::max(computing, bytes / machine_.profile->to_device.value);
   }

@@ -6,6 +6,7 @@
 #include <array>
 #include <string_view>
 
+#include "scheduler/plan/indices.hpp"
 #include "scheduler/plan/link_codes.hpp"
 #include "train/hf/model_source.hpp"
 #include "train/setup/fp8_work.hpp"
@@ -49,9 +50,9 @@ std::string products_note(const ModelConfig& model, const RunShape& shape) {
 /// How the weights of eight-bit products cross the link; empty where they stay on the device, or there are none.
 std::string link_note(const RunPlan& run) {
   bool streamed = false, in_codes = false;
-  for (int l = 0; l < run.layout.layer_count(); ++l) {
-    const LayerPlacement& placed = run.plan.layers[static_cast<std::size_t>(l)];
-    streamed |= !placed.resident && code_bytes(run.layout.layer(l)) > 0;
+  for (const LayerIndex l : layers_of(run.layout)) {
+    const LayerPlacement& placed = placement_at(run.plan, l);
+    streamed |= !placed.resident && code_bytes(layer_at(run.layout, l)) > 0;
     in_codes |= placed.in_codes;
   }
   if (!streamed) return "";

@@ -30,6 +30,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("run", metavar="RUN", type=Path, help="run of `tandem finetune` or `tandem train`, or a folder with a model")
     parser.add_argument("--adapter", metavar="DIR", type=Path, help="adapter over the model of RUN: a folder of PEFT's, a checkpoint or a run, of "
                         "`tandem finetune` its best state (default: its own)")
+    parser.add_argument("--model", metavar="DIR", type=Path, help="where the base of RUN's adapter is now (default: where it was)")
     parser.add_argument("--system", metavar="TEXT", help="system message that the conversation begins with")
     parser.add_argument("--max-tokens", type=number(1, 1 << 31, int), default=1000, metavar="N", help="of an answer (default 1000)")
     parser.add_argument("--temperature", type=number(0, 1e6), default=0.8, help="0: always the likeliest token (default 0.8)")
@@ -51,7 +52,7 @@ def main(arguments: Sequence[str]) -> int:
 def _chat(given: argparse.Namespace, others: list[str]) -> int:
     run = RunFolder(given.run)
     if not run.begun:
-        if given.adapter is None and _is_for_torch(given.run):
+        if given.adapter is None and given.model is None and _is_for_torch(given.run):
             return _converse(given.run, given, others)
         return _sample(given.run, given, others)
     results = [folder for folder in (run.model, run.adapter) if run.has_result(folder.name)]
@@ -75,7 +76,7 @@ def _is_for_torch(folder: Path) -> bool:
 
 def _converse(model: Path, given: argparse.Namespace, others: list[str]) -> int:
     """A conversation by PyTorch."""
-    unknown = others or ["--adapter"] * (given.adapter is not None)
+    unknown = others or [flag for flag, value in (("--adapter", given.adapter), ("--model", given.model)) if value is not None]
     if unknown:
         raise Refusal(f"chat: {unknown[0]} is not known for a model that PyTorch runs; leave it out", 2)
     with_torch = importlib.import_module("tandem.finetuning.with_torch")
@@ -87,12 +88,13 @@ def _converse(model: Path, given: argparse.Namespace, others: list[str]) -> int:
 def _sample(model: Path, given: argparse.Namespace, others: list[str]) -> int:
     """Goes on as `tandem sample --chat`, where an adapter's base is what it was. Of a run's checkpoints the program sees to that."""
     file = program.path()
+    named = ["--model", os.fspath(model)] if given.model is None else [os.fspath(model), "--model", os.fspath(given.model)]
     system = [] if given.system is None else ["--system", given.system]
     adapter = [] if given.adapter is None else ["--adapter", os.fspath(adapting.folder_of(given.adapter))]
     if given.adapter is not None:
         base_record.require_named(Path(adapter[1]), os.fspath(model))
     elif base_record.is_adapter(model):
-        base_record.require_own(model)
-    os.execve(file, [os.fspath(file), "sample", "--model", os.fspath(model), *adapter, "--chat", *system, "--max-tokens", str(given.max_tokens),
+        base_record.require_own(model) if given.model is None else base_record.require_named(model, os.fspath(given.model))
+    os.execve(file, [os.fspath(file), "sample", *named, *adapter, "--chat", *system, "--max-tokens", str(given.max_tokens),
                      "--temperature", str(given.temperature), *others], environment())
     return 0

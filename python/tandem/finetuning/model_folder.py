@@ -58,9 +58,11 @@ def read_config(file: Path, what: str, frozen: bool = False) -> dict[str, Any]:
         raise Refusal(f"{what}: {file} describes no model; get it again", 2)
     quantized = config.get("quantization_config")
     if quantized and not frozen:
-        method = quantized.get("quant_method") if isinstance(quantized, dict) else None
+        told = quantized if isinstance(quantized, dict) else {}
+        method = told.get("quant_method")
+        is_base = method == "bitsandbytes" and told.get("bnb_4bit_quant_type") == "nf4"
         raise Refusal(f"{what}: its weights are quantized{f' ({method})' if method else ''}, which cannot be trained; name the model that it was "
-                      f"made of{', or train adapters over it: --lora-rank 16' if method == 'bitsandbytes' else ''}", 4)
+                      f"made of{', or train adapters over it: --lora-rank 16' if is_base else ''}", 4)
     return config
 
 

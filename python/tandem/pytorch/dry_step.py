@@ -14,8 +14,9 @@ from ..errors import PlanError, UsageError
 from .forward_hooks import hook_module, wrap_unit
 from .live_bytes import LiveBytes
 from .stream_runtime import Recompute, StreamRuntime
+from .tensors import tensor_of
 from .unit_pass import Random, other_buffers
-from .units import Unit
+from .units import Member, Unit
 
 #: Uses of a unit that a dry step allows.
 _MANY = 1 << 20
@@ -86,8 +87,10 @@ class _Engine:
 
 
 class _Runtime(StreamRuntime):
-    @staticmethod
-    def _put(gradient: torch.Tensor, view: Any) -> None:
+    def weights_of(self, guard: Any) -> list[torch.Tensor]:
+        return [tensor_of(weights) for weights in guard.values()]
+
+    def _put(self, gradient: torch.Tensor, guard: Any, member: Member) -> None:
         """Drops a gradient where the engine would copy it."""
 
 

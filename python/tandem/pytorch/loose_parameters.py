@@ -23,8 +23,7 @@ class LooseParameters:
             if member.parameter.is_meta:
                 made = torch.nn.Parameter(torch.zeros(member.parameter.shape, dtype=member.parameter.dtype, device=device),
                                           member.parameter.requires_grad)
-                member.parameter = made
-                member.put(made)
+                member.replace(made)
         self._step = -1  # step of the engine whose weights they have
         self._remember()
         self._gradients: dict[int, torch.Tensor] = {}

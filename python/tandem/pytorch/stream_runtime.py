@@ -8,13 +8,12 @@ from typing import Literal
 
 import torch
 
-from .._core import Evaluation, Gradients, OffloadEngine, Tensor, Weights
+from .._core import Evaluation, Gradients, OffloadEngine, Weights
 from ..errors import MisuseError
 from .held_parameters import masters_of
 from .loose_parameters import LooseParameters
 from .saving import LastRead
-from .taken_gradient import TakenGradient
-from .tensors import CurrentStream, tensor_of
+from .tensors import CurrentStream, is_plain, tensor_of, tensors_of
 from .unit_pass import UnitPass
 from .units import Member, Unit
 
@@ -27,6 +26,7 @@ class StreamRuntime:
     def __init__(self, engine: OffloadEngine, units: list[Unit], device: torch.device, recompute: Recompute, most_passes: int) -> None:
         """`most_passes`: uses of a unit in backward, in one step."""
         self.device = device
+        self._on_host = device.type == "cpu"
         self.recompute = recompute
         self.units = units
         self._engine: OffloadEngine | None = engine
@@ -110,6 +110,10 @@ class StreamRuntime:
 
     def fetch(self, unit: Unit) -> Weights:
         return self.engine.fetch(unit.layer, self._stream.get())
+
+    def weights_of(self, guard: Weights) -> list[torch.Tensor]:
+        """Tensors over a unit's weights, in the order of its members, of the layout's shapes. The guard is released once they are gone."""
+        return tensors_of(guard, self._on_host)
 
     def release(self, guard: Weights, unit: Unit) -> None:
         """Gives weights back. Raises MisuseError where something still refers to them."""
@@ -199,22 +203,24 @@ class StreamRuntime:
 
     def add(self, one: UnitPass, index: int, gradient: torch.Tensor) -> None:
         """Copies a gradient of a unit's use into the engine's buffer."""
-        self.open(one)
         guard = self._gradients.get(one)
         if guard is None:
+            self.open(one)
             guard = self._gradients[one] = self._begin_gradients(one.unit)
         member = one.unit.members[index]
-        view = guard[member.short_name]
-        if view is None:
+        if not member.gradient:
             raise MisuseError(f"parameter '{member.name}' did not require a gradient when the module was streamed: stream it after unfreezing")
         if gradient.layout is not torch.strided:
             raise MisuseError(f"the gradient of parameter '{member.name}' is sparse: make it dense")
-        self._put(gradient, view)
+        self._put(gradient, guard, member)
 
-    @staticmethod
-    def _put(gradient: torch.Tensor, view: Tensor) -> None:
+    def _put(self, gradient: torch.Tensor, guard: Gradients, member: Member) -> None:
+        if self._on_host and member.gradient == "bf16" and is_plain(gradient, torch.bfloat16):
+            return guard.copy_in(member.short_name, gradient.data_ptr(), gradient.nbytes)
+        view = guard[member.short_name]
+        assert view is not None
         target = tensor_of(view).view(gradient.shape)
-        if view.dtype == "f32":
+        if member.gradient == "f32":
             target.add_(gradient)  # tied parameters add up
         else:
             target.copy_(gradient)
@@ -240,10 +246,10 @@ class StreamRuntime:
     def _commit(self, unit: Unit, guard: Gradients, arrived: set[int]) -> None:
         for index, member in enumerate(unit.members):
             updated = self.updated is None or member.name in self.updated
-            if guard[member.short_name] is not None and (index not in arrived or not updated):
+            if member.gradient and (index not in arrived or not updated):
                 guard.leave_out(member.short_name)
-            elif index in arrived and member.parameter.grad is None:
-                member.parameter.grad = TakenGradient(member.parameter)
+            elif index in arrived:
+                member.mark_taken()
         guard.commit()
         self._committed.add(unit.layer)
         self._gave_any = True
@@ -254,9 +260,8 @@ class StreamRuntime:
             return
         guard = self._begin_gradients(loose.unit)
         for index, gradient in gradients.items():
-            view = guard[loose.unit.members[index].short_name]
-            if view is not None:
-                self._put(gradient, view)
+            if loose.unit.members[index].gradient:
+                self._put(gradient, guard, loose.unit.members[index])
         self._commit(loose.unit, guard, set(gradients))
 
     # The end of a step.

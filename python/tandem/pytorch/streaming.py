@@ -165,8 +165,10 @@ def _layout(units: list[Unit]) -> ParameterLayout:
             member.full_name = f"{unit.name}.{member.short_name}"
             weight = DTYPES[parameter.dtype]
             whole = weight == "bf16" and uses[id(parameter)] == 1
+            gradient = "bf16" if whole else "f32"
+            member.gradient = gradient if parameter.requires_grad else ""
             layer.add(member.short_name, layout_shape(parameter), group=number, trainable=parameter.requires_grad, weight=weight,
-                      gradient="bf16" if whole else "f32")
+                      gradient=gradient)
             number += owners[id(parameter)] is member
     for unit in units:
         for member in unit.members:
@@ -200,8 +202,7 @@ class StreamedModule:
             for member in unit.members:
                 like = member.parameter
                 stand = stands.setdefault(id(like), StreamedParameter(like, self._runtime.device, member.name, store))
-                member.parameter = stand
-                member.put(stand)
+                member.replace(stand)
 
     def _watch(self, module: torch.nn.Module) -> None:
         runtime = weakref.ref(self._runtime)

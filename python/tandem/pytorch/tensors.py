@@ -4,7 +4,7 @@ from __future__ import annotations
 import torch
 
 from .. import _core
-from .._core import Device, Stream, Tensor
+from .._core import Device, Stream, Tensor, Weights
 from ..errors import MisuseError
 
 #: DLPack's word for "the consumer orders its own work".
@@ -17,6 +17,16 @@ def tensor_of(view: Tensor) -> torch.Tensor:
     on_host = view.__dlpack_device__()[0] == 1
     made: torch.Tensor = torch.utils.dlpack.from_dlpack(view.__dlpack__(stream=None if on_host else NO_ORDER))
     return made
+
+
+def tensors_of(guard: Weights, on_host: bool) -> list[torch.Tensor]:
+    """Tensors over all weights of a guard, in the layer's order, each as `tensor_of` makes it."""
+    return [torch._C._from_dlpack(capsule) for capsule in guard.capsules(stream=None if on_host else NO_ORDER)]
+
+
+def is_plain(tensor: torch.Tensor, dtype: torch.dtype) -> bool:
+    """Whether the bytes at the address of a tensor are its elements, dense and in order."""
+    return tensor.dtype is dtype and tensor.is_contiguous() and not tensor.is_neg() and tensor.data_ptr() != 0
 
 
 def open_device_for(device: str | Device, parameters: torch.device | None) -> tuple[Device, torch.device]:

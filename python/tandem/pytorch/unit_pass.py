@@ -9,12 +9,11 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 
 from ..errors import MisuseError
-from .tensors import tensor_of
 from .unit_arguments import UnitArguments
 from .units import Unit
 
@@ -27,16 +26,29 @@ class Random:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._host = torch.get_rng_state()
+        self._host = torch.default_generator.get_state()
         self._cuda = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
 
     @contextlib.contextmanager
     def again(self) -> Iterator[None]:
-        with torch.random.fork_rng(devices=[self._device] if self._cuda is not None else []):
-            torch.set_rng_state(self._host)
-            if self._cuda is not None:
-                torch.cuda.set_rng_state(self._cuda, self._device)
+        now = Random(self._device)
+        self._set()
+        try:
             yield
+        finally:
+            now._set()
+
+    def _set(self) -> None:
+        torch.default_generator.set_state(self._host)
+        if self._cuda is not None:
+            torch.cuda.set_rng_state(self._cuda, self._device)
+
+
+def _autocast_around() -> bool:
+    """Whether the thread is within a context of autocast, enabled or not."""
+    around = torch.autocast_increment_nesting() > 1
+    torch.autocast_decrement_nesting()
+    return around
 
 
 @dataclasses.dataclass
@@ -46,23 +58,19 @@ class Autocast:
     kind: str
     enabled: bool
     dtype: torch.dtype
+    around: bool
 
     @staticmethod
-    def now(device: torch.device) -> Autocast:
-        return Autocast(device.type, torch.is_autocast_enabled(device.type), torch.get_autocast_dtype(device.type))
+    def now(kind: str) -> Autocast:
+        """The present one, for devices of a kind."""
+        return Autocast(kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind), _autocast_around())
 
     def again(self) -> Any:
+        """A context with the same types as then. Nothing is changed where no context of autocast is around, then and now: the cache of one
+        within ends with it."""
+        if not self.enabled and not self.around and Autocast.now(self.kind) == self:
+            return contextlib.nullcontext()
         return torch.autocast(self.kind, dtype=self.dtype, enabled=self.enabled, cache_enabled=False)
-
-
-@dataclasses.dataclass(eq=False)
-class _Slot:
-    """Stand-in that autograd keeps of a tensor that is made again: the number of its pass's saved tensors."""
-
-    of: UnitPass
-    index: int
-    shape: torch.Size
-    dtype: torch.dtype
 
 
 @dataclasses.dataclass(eq=False)
@@ -110,9 +118,12 @@ class UnitPass:
         self._expected = 0  # gradients that may come
         self.arrived: set[int] = set()
         self._inputs: list[_Input] = []
-        self._saved = 0
-        self._again: dict[int, torch.Tensor] | None = None
+        self._shapes: list[torch.Size] = []  # shapes and types of tensors that operations save, and that are made again
+        self._dtypes: list[torch.dtype] = []
+        self._again: list[torch.Tensor] | None = None
+        self._by_address: dict[int, int] = {}  # numbers of the weights of the use that is going on
         self._weights: Any = None  # guard, from the first thing that backward asks for to the end of the unit's
+        self._whole: list[torch.Tensor] = []  # over its weights, where backward asks for parts of them
         self._has_entry = False
 
     # Forward.
@@ -120,13 +131,15 @@ class UnitPass:
     def run(self, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
         """The forward, of which autograd keeps inputs alone."""
         self._arguments = UnitArguments(arguments, keywords)
-        self._random = Random(self._runtime.device)
-        self._autocast = Autocast.now(self._runtime.device)
+        kept = self._runtime.recompute == "none"
+        self._random = None if kept else Random(self._runtime.device)
+        self._autocast = Autocast.now(self._runtime.device.type)
         tensors = self._enter(self._arguments.tensors)
         del arguments, keywords
-        kept = self._runtime.recompute == "none"
         with self._using(trained=True) as guard:
-            pack, unpack = (self._pack_weights, self._unpack_weights) if kept else (self._pack, self._unpack)
+            if kept:
+                self._by_address = {leaf.untyped_storage().data_ptr(): i for i, leaf in reversed(list(enumerate(self._leaves)))}
+            pack, unpack = (self._pack_weights, self._unpack_weights) if kept else (self._pack, self._made_again)
             with torch.autograd.graph.saved_tensors_hooks(pack, unpack), self._autocast.again():
                 output = self._arguments.call(self._call, tensors)
             self._arguments.forget()
@@ -172,10 +185,11 @@ class UnitPass:
     def _put_weights(self, guard: Any) -> list[Any]:
         """Leaves over the weights of a guard, in the places of the parameters."""
         leaves: list[Any] = []
-        for member in self.unit.members:
-            view = tensor_of(guard[member.short_name]).view(member.parameter.shape)
-            leaves.append(torch.nn.Parameter(view, member.parameter.requires_grad))
-            member.put(leaves[-1])
+        for member, whole in zip(self.unit.members, self._runtime.weights_of(guard), strict=True):
+            like = member.parameter
+            leaf = torch.nn.Parameter(whole if whole.shape == like.shape else whole.view(like.shape), like.requires_grad)
+            leaves.append(leaf)
+            member.put(leaf)
         return leaves
 
     def _take_weights(self) -> None:
@@ -185,59 +199,65 @@ class UnitPass:
     def _leave(self) -> None:
         """Takes the engine's memory from the leaves, which autograd keeps for their gradients."""
         for member, leaf in zip(self.unit.members, self._leaves, strict=True):
-            leaf.data = torch.empty((), dtype=leaf.dtype, device=leaf.device).expand(member.parameter.shape)
+            leaf.data = member.blank_on(self._runtime.device)
         self._leaves = []
+        self._by_address = {}
 
     # Tensors that operations save.
 
-    def _pack(self, tensor: torch.Tensor) -> Any:
-        self._saved += 1
-        return _Slot(self, self._saved - 1, tensor.shape, tensor.dtype)
+    def _pack(self, tensor: torch.Tensor) -> int:
+        """Stand-in that autograd keeps of a tensor: its number."""
+        self._shapes.append(tensor.shape)
+        self._dtypes.append(tensor.dtype)
+        return len(self._shapes) - 1
 
-    @staticmethod
-    def _unpack(slot: _Slot) -> torch.Tensor:
-        return slot.of._made_again(slot)
+    def _made_again(self, index: int) -> torch.Tensor:
+        again = self._again
+        if again is None:
+            again = self._compute_again()
+        if index < len(again):
+            found = again[index]
+            if found.dtype is self._dtypes[index] and found.shape == self._shapes[index]:
+                return found
+        self._refuse_other(index, again)
 
-    def _made_again(self, slot: _Slot) -> torch.Tensor:
-        if self._again is None:
-            self._compute_again()
-        assert self._again is not None
-        found = self._again.get(slot.index)
-        if found is None or found.shape != slot.shape or found.dtype != slot.dtype:
-            raise MisuseError(f"unit '{self.unit.name}' computes something else when it is computed again (saved tensor {slot.index}: "
-                              f"{tuple(slot.shape)} at first{'' if found is None else f', {tuple(found.shape)} then'}): its forward must depend "
-                              "on its inputs alone; pass use_cache=False to models that keep keys and values, or stream with recompute=\"none\"")
-        return found
+    def _refuse_other(self, index: int, again: list[torch.Tensor]) -> NoReturn:
+        then = f", {tuple(again[index].shape)} then" if index < len(again) else ""
+        raise MisuseError(f"unit '{self.unit.name}' computes something else when it is computed again (saved tensor {index}: "
+                          f"{tuple(self._shapes[index])} at first{then}): its forward must depend "
+                          "on its inputs alone; pass use_cache=False to models that keep keys and values, or stream with recompute=\"none\"")
 
-    def _compute_again(self) -> None:
+    def _compute_again(self) -> list[torch.Tensor]:
         """The second forward, whose graph is dropped: what its operations save is what those of the first saved."""
         for number, value in enumerate(self._inputs):
             if value.tensor._version != value.version:
                 raise MisuseError(f"input {number} of unit '{self.unit.name}' was changed in place after it was given: it cannot be computed "
                                   "again; stream with recompute=\"none\"")
+        assert self._random is not None
         self._runtime.begin_backward()
         tensors = [value.tensor.detach().requires_grad_(value.requires_grad) for value in self._inputs]
-        made: dict[int, torch.Tensor] = {}
+        made: list[torch.Tensor] = []
 
         def keep(tensor: torch.Tensor) -> int:
-            made[len(made)] = tensor.detach()
+            made.append(tensor.detach())
             return len(made) - 1
 
         self._hold()
         self._put_weights(self._weights)
         try:
             with self._random.again(), other_buffers(self._module()), self._autocast.again(), torch.enable_grad(), \
-                    torch.autograd.graph.saved_tensors_hooks(keep, lambda number: made[number]):
+                    torch.autograd.graph.saved_tensors_hooks(keep, made.__getitem__):
                 self._arguments.call(self._call, tensors)
         finally:
             self._take_weights()
         self._again = made
+        return made
 
     def _pack_weights(self, tensor: torch.Tensor) -> Any:
-        for index, leaf in enumerate(self._leaves):
-            if tensor.untyped_storage().data_ptr() == leaf.untyped_storage().data_ptr():
-                return _WeightPart(self, index, tensor.size(), tensor.stride(), tensor.storage_offset() - leaf.storage_offset())
-        return tensor
+        index = self._by_address.get(tensor.untyped_storage().data_ptr())
+        if index is None:
+            return tensor
+        return _WeightPart(self, index, tensor.size(), tensor.stride(), tensor.storage_offset() - self._leaves[index].storage_offset())
 
     @staticmethod
     def _unpack_weights(kept: Any) -> torch.Tensor:
@@ -246,8 +266,9 @@ class UnitPass:
     def _part_again(self, part: _WeightPart) -> torch.Tensor:
         self._runtime.begin_backward()
         self._hold()
-        member = self.unit.members[part.member]
-        whole = tensor_of(self._weights[member.short_name])
+        if not self._whole:
+            self._whole = self._runtime.weights_of(self._weights)
+        whole = self._whole[part.member]
         return whole.as_strided(part.size, part.stride, whole.storage_offset() + part.offset)
 
     def _module(self) -> torch.nn.Module:
@@ -275,6 +296,7 @@ class UnitPass:
     def finish(self) -> None:
         """Commits the gradients, and gives the weights back: backward of the unit is done."""
         self._again = None
+        self._whole = []
         guard, self._weights = self._weights, None
         try:
             self._runtime.commit(self)
@@ -287,6 +309,7 @@ class UnitPass:
     def drop(self) -> None:
         """Gives everything back without a commit."""
         self._again = None
+        self._whole = []
         self._weights = None
         self.arrived.clear()
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from ..errors import MisuseError
+from .taken_gradient import TakenGradient
 
 #: A list of blocks has at least so many.
 _FEWEST_BLOCKS = 2
@@ -22,18 +23,40 @@ class Place:
 
 @dataclasses.dataclass(eq=False)
 class Member:
-    """One parameter of a unit. `full_name` is that of the engine's layout; several places where the unit ties it to itself."""
+    """One parameter of a unit. `full_name` is that of the engine's layout, `gradient` the type of its gradient there, "" where it is
+    frozen; several places where the unit ties it to itself."""
 
     parameter: torch.nn.Parameter
     name: str
     places: list[Place]
     full_name: str = ""
     short_name: str = ""
+    gradient: str = ""
+    blank: torch.Tensor | None = None  # one element in the parameter's shape, which leaves have when their weights have gone
+    taken: TakenGradient | None = None  # stand-in in `.grad`, the same one each time
 
     def put(self, value: torch.nn.Parameter) -> None:
         """Puts a parameter where modules look for this one."""
         for place in self.places:
             place.owner._parameters[place.name] = value
+
+    def replace(self, value: torch.nn.Parameter) -> None:
+        """Makes another parameter this member, and puts it in its places."""
+        self.parameter, self.blank, self.taken = value, None, None
+        self.put(value)
+
+    def blank_on(self, device: torch.device) -> torch.Tensor:
+        """Its blank, on the device of its leaves."""
+        if self.blank is None:
+            self.blank = torch.empty((), dtype=self.parameter.dtype, device=device).expand(self.parameter.shape)
+        return self.blank
+
+    def mark_taken(self) -> None:
+        """Leaves a stand-in in `.grad`, where there is none."""
+        if self.parameter.grad is None:
+            if self.taken is None:
+                self.taken = TakenGradient(self.parameter)
+            self.parameter.grad = self.taken
 
 
 @dataclasses.dataclass(eq=False)

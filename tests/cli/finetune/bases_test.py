@@ -51,6 +51,20 @@ class ChangedBase(BaseTest):
                 flip(self.model)
                 self.succeed(self.chat(*asked))
 
+    def test_a_base_that_has_moved(self):
+        """--model says where it is now: the adapter answers, and another model there is refused."""
+        self.train_adapter()
+        adapter = self.out / "adapter"
+        moved = self.model.rename(self.root / "moved")
+        for asked in ([self.out], [adapter]):
+            with self.subTest(asked=asked):
+                self.refused(self.chat(*asked), 2, str(self.model), "--model DIR")
+                self.succeed(self.chat(*asked, "--model", moved))
+                flip(moved)
+                self.refused(self.chat(*asked, "--model", moved), 4, str(moved), str(adapter), f"{CHANGED} has other values")
+                flip(moved)
+        self.refused(self.chat(moved, "--model", moved), 2, "a whole model")
+
     def test_a_description_that_has_changed(self):
         """A base is compared by what it computes, not by the program that wrote it."""
         self.train_adapter()
@@ -112,8 +126,19 @@ class GoingOn(BaseTest):
         self.assertFalse((self.root / "other").exists())
         self.assertFalse((self.root / "cache").exists(), "it has measured the machine")
 
+    def test_a_run_of_the_program_over_another_model_is_found_before_anything_is_measured(self):
+        """A model of the same shape with other values everywhere; the program compares one matrix with the plan."""
+        self.train_adapter()
+        run = self.train_by_the_program(self.root / "trained", "--lora-rank", "2")
+        self.measured = None
+        for name in ("q_proj", "k_proj", "v_proj", "o_proj"):
+            flip(self.model, f"model.layers.0.self_attn.{name}.weight")
+        self.refused(self.finetune_other(run), 4, "the base has changed since its adapters were trained", "block.0.self_attn.")
+        self.assertFalse((self.root / "other").exists())
+        self.assertFalse((self.root / "cache").exists(), "it has measured the machine")
+
     def test_a_checkpoint_of_another_base(self):
-        """The program finds it when it has read the weights: nothing is begun, and the folder may be given again."""
+        """Where one large matrix differs, the program finds it when it has read the weights: nothing is begun, and the folder may be given again."""
         self.train_adapter()
         run = self.train_by_the_program(self.root / "trained", "--lora-rank", "2")
         flip(self.model)

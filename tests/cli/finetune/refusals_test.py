@@ -33,6 +33,9 @@ class Refusals(FinetuneTest):
         self.refuse(2, ["adapter_config.json", "--adapter"], model=adapter)
         self.change("config.json", quantization_config={"quant_method": "gptq"})
         self.refuse(4, ["quantized", "gptq"])
+        for config in ({"load_in_8bit": True}, {"load_in_4bit": True, "bnb_4bit_quant_type": "fp4"}):
+            self.change("config.json", quantization_config={"quant_method": "bitsandbytes", **config})
+            self.assertNotIn("--lora-rank", self.refuse(4, ["quantized (bitsandbytes)", "that it was made of"]))  # refused there, too
 
     def test_an_architecture_of_another(self):
         self.change("config.json", architectures=["FooForCausalLM"])

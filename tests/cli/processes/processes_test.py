@@ -239,6 +239,15 @@ class Refused(ProcessesTest):
         self.refused_on_all(2, "ranks differ in weights at the start", words=words,
                             each=lambda rank: ["--model", [one, two][rank]])
 
+    def test_a_model_in_folders_of_other_names(self):
+        """Each machine may have its copy where it likes: one that is the same is no other model."""
+        one = self.root / "one"
+        self.succeed(self.run_program("export", self.train_in(1, "--steps", "1"), "--to", one))
+        folders = [one, shutil.copytree(one, self.root / "another")]
+        outs = self.ends_of(self.ranks(["train", "--data", self.text, *WORK, "--steps", "1", "--out", self.root / "two"],
+                                       each=lambda rank: ["--model", folders[rank]]))
+        self.assertEqual([code for code, _ in outs], [0, 0], outs)
+
     def test_places_that_make_no_sense(self):
         words = self.command("--steps", "1")
         port = free_port()

@@ -427,6 +427,17 @@ class Runs(AdapterTest):
         self.refused(self.run_program("eval", "--model", out, *data, *HOST), 2, str(base), f"tandem eval {out} --model DIR")
         self.refused(self.run_program("train", "--model", out, *data, "--steps", "1"), 2, str(base), "--model DIR", f"--adapter {out}")
 
+    def test_a_run_over_another_base_is_found_before_the_plan(self):
+        """A model of the same shapes and other values: one matrix tells, before anything is planned or measured."""
+        base, out = self.base(), self.root / "out"
+        self.succeed(self.train_ids("--model", base, *self.LORA, "--steps", "1", "--out", out))
+        tensors, _ = read_safetensors(base / "model.safetensors")
+        write_safetensors(base / "model.safetensors", {n: (d, s, bytes([c[0] ^ 1]) + c[1:]) for n, (d, s, c) in tensors.items()})
+        for done in (self.train_ids("--model", base, "--adapter", out, "--steps", "1"),
+                     self.run_program("plan", "--model", base, "--adapter", out, "--seq-len", "16", *HOST)):
+            self.refused(done, 4, "base has changed", "block.0.")
+            self.assertEqual(done.stdout, "")
+
     def test_a_base_that_has_moved(self):
         base, out, moved = self.base(), self.root / "out", self.root / "moved"
         data, _ = self.stream()
@@ -469,6 +480,14 @@ class Runs(AdapterTest):
             self.refused(self.run_program(*command, "--model", other), 4, "block.1.mlp.up_proj.weight", "base has changed")
             self.refused(self.run_program(*command, "--model", self.base("qwen3")), 4)
         self.assertFalse((self.root / "x").exists())
+
+    def test_a_model_behind_data(self):
+        """--data takes all words that follow, so a run behind it is no word of its own."""
+        out, (data, _) = self.root / "out", self.stream()
+        self.succeed(self.train_ids("--model", self.base(), *self.LORA, "--steps", "1", "--out", out))
+        line = self.refused(self.run_program("eval", *data[:2], out, *data[2:]), 2, f"{out} is read as more of --data", f"eval {out} --data")
+        self.succeed(self.run_program("eval", out, *data))
+        self.assertNotIn("runs/first", line)
 
     def test_two_exports_to_one_folder(self):
         out, to, hidden = self.root / "out", self.root / "to", self.root / ".to.tmp"

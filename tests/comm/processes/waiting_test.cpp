@@ -115,6 +115,17 @@ TEST(ARankThatWaits, SaysForWhom) {
   EXPECT_THAT(lines.warnings(0), IsEmpty());
 }
 
+TEST(ARankThatWaits, SaysThatANameIsOfThisMachineAlone) {
+  Lines lines;
+  launch(2, {}, [&](RendezvousOptions& options) {
+    options.host = "localhost";
+    options.limits = {.join_seconds = 1.0, .silent_seconds = 0.3};
+    lines.listening()(options);
+  });
+  EXPECT_THAT(lines.notices(0), AllOf(Not(IsEmpty()), Each(AllOf(HasSubstr(" at localhost:"),
+                                                                 HasSubstr("which other machines cannot reach")))));
+}
+
 TEST(ARankThatWaits, SaysWhatItTries) {
   Lines lines;
   RendezvousOptions options = testing::options_for(1, 2);

@@ -183,7 +183,7 @@ TEST(CodedWeights, CrossTheLinkAsCodes) {
     Lowering lowering(layout, result.plan);
     TaskList tasks;
     lowering.begin_step({});
-    lowering.use(3, tasks);
+    lowering.use(LayerIndex(3), tasks);
     const auto fetch = std::ranges::find(tasks, TaskKind::fetch_weights, &Task::kind);
     ASSERT_NE(fetch, tasks.end());
     EXPECT_EQ(fetch->bytes, layer.weight_offset(layer.elements)) << name_of_code(code);

@@ -110,6 +110,20 @@ TEST_F(Barriers, ADroppedOneIsARace) {
 }
 #endif
 
+TEST_F(Barriers, OfMagnitudes) {
+  const Shape shape{1, 8 * 256};  // a block of eight warps, which finds two
+  const Tensor x = random_.tensor(DType::bf16, shape), d = random_.tensor(DType::bf16, shape);
+  const auto floats = static_cast<std::int64_t>(ops().magnitude_bytes() / sizeof(float));
+  const auto idle = idle_barriers([&] {
+    const Operand gate = bench().put(x), dy = bench().put(d), dgate = zeros(DType::bf16, shape);
+    const Operand of_gate = zeros(DType::f32, {floats}), of_up = zeros(DType::f32, {floats});
+    ops().swiglu_backward(dy, gate, gate, MeasuredView(dgate, of_gate.view().data),
+                          MeasuredView(gate, of_up.view().data), {});
+    return std::vector<Tensor>{bench().get(of_gate), bench().get(of_up)};
+  });
+  EXPECT_THAT(idle, only({}));
+}
+
 TEST_F(Barriers, OfTheNormsBackward) {
   const Shape shape{1, 1000};
   const Tensor x = random_.tensor(DType::bf16, shape), w = random_.tensor(DType::bf16, {1000});

@@ -9,15 +9,16 @@
 #include "gpu_ops/base/attention.hpp"
 #include "gpu_ops/device/runtime.hpp"
 #include "gpu_ops/emulation/grid.hpp"
+#include "tests/gpu_ops/kernels/launch/counted.hpp"
 
 namespace tandem {
-namespace {
 
-std::map<std::string, int> launches;
+std::map<std::string, int>& testing::launches() {
+  static std::map<std::string, int> counts;
+  return counts;
+}
 
-}  // namespace
-
-void emulation::enqueue(const char* name, CUstream_st*, std::function<void()>) { ++launches[name]; }
+void emulation::enqueue(const char* name, CUstream_st*, std::function<void()>) { ++testing::launches()[name]; }
 void emulation::see_argument(const char*, const void*, std::size_t) {}
 void gpu::runtime::require_alive(CUstream_st*, std::string_view) {}
 int gpu::runtime::compute_capability() { return 90; }
@@ -29,11 +30,11 @@ std::map<std::string, int> launches_of(DType dtype, std::int64_t tokens) {
   const AttentionShape shape{1, tokens, 32, 8, 128, 0.1F};
   const HeadsView heads{nullptr, dtype, 32 * 128}, shared{nullptr, dtype, 8 * 128};
   const TensorView rows{nullptr, dtype, {tokens, 32 * 128}}, lse{nullptr, DType::f32, {1, 32, tokens}};
-  launches.clear();
+  launches().clear();
   gpu::plain_attention({heads, shared, shared, rows, lse, shape}, nullptr);
   gpu::plain_attention_backward({rows, heads, shared, shared, rows, lse, heads, shared, shared, shape}, nullptr,
                                 nullptr);
-  return launches;
+  return launches();
 }
 
 TEST(AttentionLaunches, OnTensorCoresTakeMoreThanThoseOfFp32) {

@@ -1,5 +1,5 @@
 #pragma once
-// Copies of the host device.
+// Copies within the memory of the host.
 #include <cstddef>
 
 #include "core/host/parallel.hpp"

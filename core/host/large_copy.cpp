@@ -1,4 +1,4 @@
-#include "cpu_ops/device/large_copy.hpp"
+#include "core/host/large_copy.hpp"
 
 #include <emmintrin.h>
 
