@@ -12,7 +12,7 @@ template <class T>
 TANDEM_KERNEL(most_threads)
 fp8_maximum_kernel(const T* x, std::int64_t count, Largest* largest, bool aligned) {
   TANDEM_SHARED(std::uint32_t, room, most_warps);
-  Magnitude magnitude(largest);
+  Magnitude<true> magnitude(largest);
   for_spans(count, aligned, [&](const Span& span) { magnitude.add(span, load(x, span)); });
   magnitude.write(room);
 }

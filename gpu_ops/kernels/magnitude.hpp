@@ -1,5 +1,7 @@
 #pragma once
 // Magnitudes of MeasuredView on a GPU (base/fp8_matrix.hpp), found by the kernels that write the tensors.
+#include <type_traits>
+
 #include "core/numerics/fp8_scale.hpp"
 #include "gpu_ops/base/fp8_matrix.hpp"
 #include "gpu_ops/kernels/elements.hpp"
@@ -12,6 +14,14 @@ namespace tandem::gpu {
 inline Geometry measured(Geometry geometry, const MeasuredView& to) {
   if (to.magnitude != nullptr && geometry.grid > most_fp8_parts) geometry.grid = most_fp8_parts;
   return geometry;
+}
+
+/// Calls f with the type of a launch that finds magnitudes or none: two kernels, of which the second does nothing for
+/// it.
+template <class F>
+void with_finding(bool finds, const F& f) {
+  if (finds) return f(std::true_type{});
+  f(std::false_type{});
 }
 
 inline Largest* largest_of(const MeasuredView& to) { return static_cast<Largest*>(to.magnitude); }
@@ -33,7 +43,8 @@ TANDEM_DEVICE std::uint32_t block_maximum(std::uint32_t value, std::uint32_t* ro
   return value;
 }
 
-/// Largest magnitude of what a thread has written. Does nothing without memory.
+/// Largest magnitude of what a thread has written, where a launch `finds` it and there is memory.
+template <bool finds>
 class Magnitude {
  public:
   TANDEM_DEVICE explicit Magnitude(Largest* to) : to_(to) {}
@@ -41,10 +52,13 @@ class Magnitude {
   /// Stores a span, rounded where T is bf16, and counts the elements as they then are.
   template <class T>
   TANDEM_DEVICE void store(T* data, const Span& span, const Floats& p) {
-    if (to_ == nullptr) return gpu::store(data, span, p);
-    const Raw<T> raw = in_memory(p, T{});
-    store_packed(data, span, raw);
-    add(span, widened(raw));
+    if constexpr (finds) {
+      const Raw<T> raw = in_memory(p, T{});
+      store_packed(data, span, raw);
+      add(span, widened(raw));
+    } else {
+      gpu::store(data, span, p);
+    }
   }
   TANDEM_DEVICE void add(const Span& span, const Floats& p) {
     TANDEM_UNROLL
@@ -54,7 +68,7 @@ class Magnitude {
   }
   /// Writes the block's part. All threads of the block call it, last of all; `room`: most_warps.
   TANDEM_DEVICE void write(std::uint32_t* room) const {
-    if (to_ == nullptr) return;
+    if (!finds || to_ == nullptr) return;
     const std::uint32_t of_block = block_maximum(seen_, room);
     if (thread_index() != 0) return;
     to_->part[block_index()] = of_block;

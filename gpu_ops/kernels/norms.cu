@@ -109,13 +109,13 @@ struct Blocks {
 };
 
 /// `means` is null for RMSNorm, `bias` where there is none.
-template <class T, class Team, int held>
+template <class T, class Team, int held, bool finds>
 TANDEM_KERNEL_BY(Team::most_threads, (Blocks<T, Team, held>::at_once))
 norm_kernel(const T* x, const bf16* weight, float offset, const bf16* bias, T* y, Largest* largest, float* means,
             float* rstds, float eps, std::int64_t rows, std::int64_t channels, bool aligned) {
   TANDEM_SHARED(float, room, BlockSums::room_size);
   TANDEM_SHARED(std::uint32_t, magnitudes, most_warps);
-  Magnitude magnitude(largest);
+  Magnitude<finds> magnitude(largest);
   typename Team::Sums sum_of(room);
   const float inverse = numerics::div(1.0F, static_cast<float>(channels));
   for (std::int64_t row = Team::first_row(); row < rows; row += Team::stride()) {
@@ -155,9 +155,11 @@ void norm(const char* name, TensorView x, NormWeight weight, TensorView bias, Me
   const bool all_aligned = aligned(x.data, weight.values.data, bias.data, y.values.data);
   const auto start = [&]<class T, bool by_warp, int held>() {
     const Geometry geometry = by_warp ? warp_row_geometry(rows) : row_geometry(rows, channels);
-    launch(name, norm_kernel<T, Team<by_warp>, held>, measured(geometry, y), stream, x.as<T>(),
-           weight.values.as<bf16>(), weight.offset, optional<bf16>(bias), y.values.as<T>(), largest_of(y),
-           optional<float>(mean), rstd.as<float>(), eps, rows, channels, all_aligned && whole_packets<T>(channels));
+    with_finding(y.magnitude != nullptr, [&]<bool finds>(std::bool_constant<finds>) {
+      launch(name, norm_kernel<T, Team<by_warp>, held, finds>, measured(geometry, y), stream, x.as<T>(),
+             weight.values.as<bf16>(), weight.offset, optional<bf16>(bias), y.values.as<T>(), largest_of(y),
+             optional<float>(mean), rstd.as<float>(), eps, rows, channels, all_aligned && whole_packets<T>(channels));
+    });
   };
   // A warp needs no barriers. Its lanes could hold longer rows too, but in so many registers that too few warps would
   // run to hide what one of them waits for. Who shares a row depends on its length alone, since the sums do.

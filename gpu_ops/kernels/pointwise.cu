@@ -7,11 +7,11 @@
 namespace tandem::gpu {
 namespace {
 
-template <class T>
+template <class T, bool finds>
 TANDEM_KERNEL(most_threads)
 gelu_kernel(const T* x, T* y, Largest* largest, std::int64_t count, bool aligned) {
   TANDEM_SHARED(std::uint32_t, room, most_warps);
-  Magnitude magnitude(largest);
+  Magnitude<finds> magnitude(largest);
   for_spans(count, aligned, [&](const Span& span) {
     Floats p = load(x, span);
     for (int i = 0; i < packet; ++i) p.x[i] = numerics::gelu(p.x[i]);
@@ -20,11 +20,11 @@ gelu_kernel(const T* x, T* y, Largest* largest, std::int64_t count, bool aligned
   magnitude.write(room);
 }
 
-template <class T>
+template <class T, bool finds>
 TANDEM_KERNEL(most_threads)
 gelu_backward_kernel(const T* dy, const T* x, T* dx, Largest* largest, std::int64_t count, bool aligned) {
   TANDEM_SHARED(std::uint32_t, room, most_warps);
-  Magnitude magnitude(largest);
+  Magnitude<finds> magnitude(largest);
   for_spans(count, aligned, [&](const Span& span) {
     Floats p = load(x, span);
     const Floats d = load(dy, span);
@@ -34,11 +34,11 @@ gelu_backward_kernel(const T* dy, const T* x, T* dx, Largest* largest, std::int6
   magnitude.write(room);
 }
 
-template <class T, class Gate>
+template <class T, class Gate, bool finds>
 TANDEM_KERNEL(most_threads)
 gated_kernel(const T* gate, const T* up, T* y, Largest* largest, std::int64_t count, bool aligned) {
   TANDEM_SHARED(std::uint32_t, room, most_warps);
-  Magnitude magnitude(largest);
+  Magnitude<finds> magnitude(largest);
   for_spans(count, aligned, [&](const Span& span) {
     Floats p = load(gate, span);
     const Floats u = load(up, span);
@@ -48,12 +48,12 @@ gated_kernel(const T* gate, const T* up, T* y, Largest* largest, std::int64_t co
   magnitude.write(room);
 }
 
-template <class T, class Gate>
+template <class T, class Gate, bool finds>
 TANDEM_KERNEL(most_threads)
 gated_backward_kernel(const T* dy, const T* gate, const T* up, T* dgate, T* dup, Largest* largest_dgate,
                       Largest* largest_dup, std::int64_t count, bool aligned) {
   TANDEM_SHARED(std::uint32_t, room, 2 * most_warps);
-  Magnitude of_gate(largest_dgate), of_up(largest_dup);
+  Magnitude<finds> of_gate(largest_dgate), of_up(largest_dup);
   for_spans(count, aligned, [&](const Span& span) {
     const Floats d = load(dy, span);
     Floats g = load(gate, span), u = load(up, span);
@@ -152,8 +152,10 @@ rope_kernel(T* x, const float* table, RopeShape shape, std::uint32_t items, floa
 template <class Gate>
 void gated(const char* name, TensorView gate, TensorView up, MeasuredView y, CUstream_st* stream) {
   with_activation(gate.dtype, [&]<class T>(T) {
-    launch(name, gated_kernel<T, Gate>, measured(pointwise_geometry(gate.count()), y), stream, gate.as<T>(), up.as<T>(),
-           y.values.as<T>(), largest_of(y), gate.count(), aligned(gate.data, up.data, y.values.data));
+    with_finding(y.magnitude != nullptr, [&]<bool finds>(std::bool_constant<finds>) {
+      launch(name, gated_kernel<T, Gate, finds>, measured(pointwise_geometry(gate.count()), y), stream, gate.as<T>(),
+             up.as<T>(), y.values.as<T>(), largest_of(y), gate.count(), aligned(gate.data, up.data, y.values.data));
+    });
   });
 }
 
@@ -162,9 +164,11 @@ void gated_backward(const char* name, TensorView dy, TensorView gate, TensorView
                     MeasuredView dup, CUstream_st* stream) {
   const Geometry geometry = measured(measured(pointwise_geometry(gate.count()), dgate), dup);
   with_activation(gate.dtype, [&]<class T>(T) {
-    launch(name, gated_backward_kernel<T, Gate>, geometry, stream, dy.as<T>(), gate.as<T>(), up.as<T>(),
-           dgate.values.as<T>(), dup.values.as<T>(), largest_of(dgate), largest_of(dup), gate.count(),
-           aligned(dy.data, gate.data, up.data, dgate.values.data, dup.values.data));
+    with_finding(dgate.magnitude != nullptr || dup.magnitude != nullptr, [&]<bool finds>(std::bool_constant<finds>) {
+      launch(name, gated_backward_kernel<T, Gate, finds>, geometry, stream, dy.as<T>(), gate.as<T>(), up.as<T>(),
+             dgate.values.as<T>(), dup.values.as<T>(), largest_of(dgate), largest_of(dup), gate.count(),
+             aligned(dy.data, gate.data, up.data, dgate.values.data, dup.values.data));
+    });
   });
 }
 
@@ -172,15 +176,20 @@ void gated_backward(const char* name, TensorView dy, TensorView gate, TensorView
 
 void gelu(TensorView x, MeasuredView y, CUstream_st* stream) {
   with_activation(x.dtype, [&]<class T>(T) {
-    launch("gelu", gelu_kernel<T>, measured(pointwise_geometry(x.count()), y), stream, x.as<T>(), y.values.as<T>(),
-           largest_of(y), x.count(), aligned(x.data, y.values.data));
+    with_finding(y.magnitude != nullptr, [&]<bool finds>(std::bool_constant<finds>) {
+      launch("gelu", gelu_kernel<T, finds>, measured(pointwise_geometry(x.count()), y), stream, x.as<T>(),
+             y.values.as<T>(), largest_of(y), x.count(), aligned(x.data, y.values.data));
+    });
   });
 }
 
 void gelu_backward(TensorView dy, TensorView x, MeasuredView dx, CUstream_st* stream) {
   with_activation(x.dtype, [&]<class T>(T) {
-    launch("gelu_backward", gelu_backward_kernel<T>, measured(pointwise_geometry(x.count()), dx), stream, dy.as<T>(),
-           x.as<T>(), dx.values.as<T>(), largest_of(dx), x.count(), aligned(dy.data, x.data, dx.values.data));
+    with_finding(dx.magnitude != nullptr, [&]<bool finds>(std::bool_constant<finds>) {
+      launch("gelu_backward", gelu_backward_kernel<T, finds>, measured(pointwise_geometry(x.count()), dx), stream,
+             dy.as<T>(), x.as<T>(), dx.values.as<T>(), largest_of(dx), x.count(),
+             aligned(dy.data, x.data, dx.values.data));
+    });
   });
 }
 
