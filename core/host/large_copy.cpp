@@ -16,7 +16,7 @@ constexpr bool watched = false;
 #endif
 
 constexpr std::size_t line = 64;
-constexpr std::size_t page = 4096;
+constexpr std::size_t page_bytes = 4096;
 // Pages that are read in turn: the hardware fetches ahead within each.
 constexpr std::size_t pages_at_once = 4;
 // Bytes that a thread copies at a time.
@@ -39,10 +39,10 @@ inline void stream_line(std::byte* to, const std::byte* from) noexcept {
 /// Whole lines from the beginning of one on; returns their bytes.
 std::size_t stream(std::byte* to, const std::byte* from, std::size_t bytes) noexcept {
   std::size_t at = 0;
-  for (; at + pages_at_once * page <= bytes; at += pages_at_once * page) {
-    for (std::size_t in_page = 0; in_page < page; in_page += line) {
+  for (; at + pages_at_once * page_bytes <= bytes; at += pages_at_once * page_bytes) {
+    for (std::size_t in_page = 0; in_page < page_bytes; in_page += line) {
       for (std::size_t p = 0; p < pages_at_once; ++p) {
-        const std::size_t offset = at + p * page + in_page;
+        const std::size_t offset = at + p * page_bytes + in_page;
         stream_line(to + offset, from + offset);
       }
     }

@@ -97,8 +97,8 @@ struct Task {
   Lane lane = Lane::caller;
   std::int64_t step = 0;  ///< steps begun before this one: tells the updates of two steps apart
   int priority = 0;       ///< lower first among the ready tasks of a lane; then by id
-  LayerIndex layer;
-  SubgroupIndex subgroup;
+  LayerIndex layer = {};
+  SubgroupIndex subgroup = {};
   std::int64_t begin = 0;  ///< elements of the layer's flat arrays
   std::int64_t end = 0;
   int buffer = -1;          ///< weight, gradient or state buffer (index within its kind)
