@@ -15,7 +15,7 @@ constexpr bool watched = true;
 constexpr bool watched = false;
 #endif
 
-constexpr std::size_t line = 64;
+constexpr std::size_t line_bytes = 64;
 constexpr std::size_t page_bytes = 4096;
 // Pages that are read in turn: the hardware fetches ahead within each.
 constexpr std::size_t pages_at_once = 4;
@@ -40,14 +40,14 @@ inline void stream_line(std::byte* to, const std::byte* from) noexcept {
 std::size_t stream(std::byte* to, const std::byte* from, std::size_t bytes) noexcept {
   std::size_t at = 0;
   for (; at + pages_at_once * page_bytes <= bytes; at += pages_at_once * page_bytes) {
-    for (std::size_t in_page = 0; in_page < page_bytes; in_page += line) {
+    for (std::size_t in_page = 0; in_page < page_bytes; in_page += line_bytes) {
       for (std::size_t p = 0; p < pages_at_once; ++p) {
         const std::size_t offset = at + p * page_bytes + in_page;
         stream_line(to + offset, from + offset);
       }
     }
   }
-  for (; at + line <= bytes; at += line) stream_line(to + at, from + at);
+  for (; at + line_bytes <= bytes; at += line_bytes) stream_line(to + at, from + at);
   _mm_sfence();  // streaming stores are ordered by nothing else
   return at;
 }
@@ -61,7 +61,7 @@ void large_copy(void* to, const void* from, std::size_t bytes) noexcept {
   }
   auto* target = static_cast<std::byte*>(to);
   const auto* source = static_cast<const std::byte*>(from);
-  const std::size_t head = (line - reinterpret_cast<std::uintptr_t>(to) % line) % line;
+  const std::size_t head = (line_bytes - reinterpret_cast<std::uintptr_t>(to) % line_bytes) % line_bytes;
   std::memcpy(target, source, head);
   const std::size_t streamed = head + stream(target + head, source + head, bytes - head);
   std::memcpy(target + streamed, source + streamed, bytes - streamed);
