@@ -189,7 +189,7 @@ class Models(HubTest):
 
     def test_quantized_weights_that_stay_as_they_are(self):
         """Quantized weights are downloaded as the base of adapters, and found without a network."""
-        config = b'{"quantization_config": {"quant_method": "bitsandbytes"}}'
+        config = b'{"quantization_config": {"quant_method": "bitsandbytes", "bnb_4bit_quant_type": "nf4"}}'
         self.put({**MODEL, "config.json": config})
         self.refuses(4, "quantized (bitsandbytes)", "--lora-rank 16")
         folder = find_model("org/small-model", revision=None, offline=False, progress=self.said.append, frozen=True)
