@@ -56,8 +56,8 @@ void check(const RendezvousOptions& options) {
   if (bytes > value_limit) throw MisuseError("facts of a rendezvous are longer than 64 KiB");
 }
 
-/// Where rank 0 listens, for lines about waiting. A name may stand for an address that this machine alone reaches, as
-/// Debian's /etc/hosts has 127.0.1.1 for the machine's own name: then nobody comes from elsewhere.
+/// Address and port at which rank 0 listens, for lines about waiting. A name may stand for an address that this machine
+/// alone reaches, as Debian's /etc/hosts has 127.0.1.1 for the machine's own name: then nobody comes from elsewhere.
 std::string place_of(const std::string& host, const Door& door) {
   const std::string place = fmt::format("{}:{}", host, door.port());
   const bool is_number = host == door.address();

@@ -60,8 +60,10 @@ void refuse_model_as_data(const TrainConfig& config) {
 int eval(const EvalFlags& flags) {
   require_source("eval", flags.source);
   TrainConfig config = flags.config.config();
-  if (flags.source.empty()) refuse_model_as_data(config);
-  if (flags.source.empty()) require_model(config);
+  if (flags.source.empty()) {
+    refuse_model_as_data(config);
+    require_model(config);
+  }
   if (config.data.empty()) throw UsageError("--data", "missing", "for example --data held-out.txt");
   ModelSource source = find_named("eval", flags.source, config);
   take_adapters(config, source);

@@ -35,8 +35,8 @@ class TaskName {
 /// good: later tasks are dropped unrun (their closures destroyed), later records pass with the
 /// exception, and a stream that waits for such a record fails with it too. Methods may be called from
 /// any thread, and do not block where not stated.
-/// Where all that was queued is done, marks, waits for marks that have passed, and calls are done within the call that
-/// queues them: waking the worker would take longer than they do. With a hook the worker does all.
+/// Marks, waits for marks that have passed, and calls are done within the call that queues them where all that was
+/// queued before is done: waking the worker would take longer than they do. With a hook the worker does all.
 class HostStream final : public StreamImpl {
  public:
   /// `owner` tells the streams of one device from those of another. `hook` may be null; an exception it
