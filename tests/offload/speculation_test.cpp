@@ -49,7 +49,7 @@ double between(const std::vector<double>& norms) {
 class Speculation : public ::testing::TestWithParam<const char*> {};
 
 void expect_the_bits_of_waiting(const ToyOptions& o, const std::string& what) {
-  const ToyResult expected = waiting(o), actual = train_toy(o);
+  const ToyResult expected = waiting(o), actual = train_toy_ahead(o);
   EXPECT_EQ(actual.digest, expected.digest) << what;
   EXPECT_EQ(actual.norms, expected.norms) << what;
   EXPECT_EQ(actual.losses, expected.losses) << what;
@@ -66,7 +66,7 @@ TEST_P(Speculation, GivesTheSameBitsWhateverTheNormDecides) {
     expect_the_bits_of_waiting(o, "some clipped");
     o.max_grad_norm = 0.999 * *std::ranges::min_element(unclipped.norms);
     expect_the_bits_of_waiting(o, "all clipped");
-    EXPECT_GT(train_toy(o).counters.parameters_taken_back, 0U);
+    EXPECT_GT(train_toy_ahead(o).counters.parameters_taken_back, 0U);
   }
 }
 

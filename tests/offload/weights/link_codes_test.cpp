@@ -186,7 +186,7 @@ TEST(LinkCodes, OneDigestWhereUpdatesAreTakenBack) {
     std::ranges::sort(norms);
     o.max_grad_norm = 0.5 * (norms[2] + norms[3]);
     expect_the_bits_of_stored(o, "some clipped");
-    EXPECT_GT(train_toy(o).counters.parameters_taken_back, 0U);
+    EXPECT_GT(train_toy_ahead(o).counters.parameters_taken_back, 0U);
     o.max_grad_norm = 1e9;
     o.nan_at_step = 2;
     o.evaluate_between = true;
