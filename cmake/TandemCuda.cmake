@@ -6,10 +6,19 @@ if(NOT TANDEM_CUDA MATCHES "^(AUTO|ON|OFF)$")
   message(FATAL_ERROR "TANDEM_CUDA is '${TANDEM_CUDA}': use AUTO, ON or OFF")
 endif()
 
+# The compiler makes a kernel once for each architecture: packages have the code of every card that is common, a build of one's
+# own half of that.
+option(TANDEM_EVERY_CARD "Kernels for each card that packages are for: A100, RTX 40, H100, RTX 50" OFF)
+
 set(TANDEM_CUDA_FOUND OFF)
 if(TANDEM_CUDA STREQUAL "ON" OR (TANDEM_CUDA STREQUAL "AUTO" AND NOT TANDEM_SANITIZE))
-  # A100 and H100 class; newer cards compile the intermediate code (PTX) of the last.
-  set(CMAKE_CUDA_ARCHITECTURES 80-real 90 CACHE STRING "CUDA architectures")
+  # A100 and H100 class. RTX 40 runs the code of the first; newer cards compile the intermediate code (PTX) of the last when a
+  # program first starts there.
+  set(architectures 80-real 90)
+  if(TANDEM_EVERY_CARD)
+    set(architectures 80-real 89-real 90 120)
+  endif()
+  set(CMAKE_CUDA_ARCHITECTURES ${architectures} CACHE STRING "CUDA architectures")
   include(CheckLanguage)
   check_language(CUDA)
   if(CMAKE_CUDA_COMPILER)
