@@ -1,8 +1,9 @@
 """torch: tandem.optim.AdamW and tandem.stream beside PyTorch, on the host device.
 
 A step of the optimizer, with all state on the device and with all of it on the host, beside fused AdamW: 100 million parameters in
-bf16, fp32 masters on both sides, PyTorch's casts included. Then training steps of a decoder of 36 million parameters, streamed with
-all state on the host, beside PyTorch with checkpointing and without. Processes that all exist at once step in turn. DeepSpeed's
+bf16, fp32 masters on both sides, PyTorch's casts included. Then training steps of a decoder of 36 million parameters on 512 tokens,
+streamed with all state on the host, beside PyTorch with checkpointing and without; and of the streamed one alone on 2,048 tokens.
+Processes that all exist at once step in turn. DeepSpeed's
 CPUAdam and torchao's CPUOffloadOptimizer take part where they run on a CPU; `left_out` of the result says why one does not.
 """
 import subprocess
@@ -14,6 +15,8 @@ COUNT = 100_000_000
 WARM_UP = 2
 PAIRS = 61
 TRAININGS = ("plain", "checkpointing", "stream", "stream-none")
+ROWS = 2  # of 256 tokens, in a step
+MORE_ROWS = 8
 TURNS = 21
 POLICIES = ("device", "host")
 PEERS = ("deepspeed", "torchao")
@@ -51,12 +54,13 @@ def race_optimizers(python, environment):
     return {kind: race.seconds(kind) for kind in kinds}, {peer: why for peer, why in left_out.items() if why is not None}
 
 
-def race_trainings(python, environment):
+def race_trainings(python, environment, kinds, rows):
+    """Seconds of the steps of each kind, and the engine's share of them."""
     script = harness.ROOT / "bench" / "peers" / "torch_stream.py"
-    shares = {kind: [] for kind in TRAININGS}
-    with Race({kind: [python, script, kind, str(harness.cores())] for kind in TRAININGS}, environment) as race:
+    shares = {kind: [] for kind in kinds}
+    with Race({kind: [python, script, kind, str(harness.cores()), str(rows)] for kind in kinds}, environment) as race:
         race.run(TURNS, WARM_UP, check_same_training, lambda contestant: shares[contestant.name].append(contestant.ask("facts")))
-    return {kind: race.seconds(kind) for kind in TRAININGS}, shares
+    return {kind: race.seconds(kind) for kind in kinds}, shares
 
 
 def measure():
@@ -64,7 +68,8 @@ def measure():
     python = harness.peers("torch", "numpy")
     environment = {**harness.path_with(python), "PYTHONPATH": str(harness.BUILD / "python")}
     steps, left_out = race_optimizers(python, environment)
-    trainings, shares = race_trainings(python, environment)
+    trainings, shares = race_trainings(python, environment, TRAININGS, ROWS)
+    _, more_shares = race_trainings(python, environment, ("stream",), MORE_ROWS)
     figures = harness.Figures()
     for other in (kind for kind in steps if kind not in POLICIES):
         for policy in POLICIES:
@@ -75,6 +80,7 @@ def measure():
         figures.add(figure, harness.ratios(trainings[kind], trainings[other]))
     figures.add("engine_share", shares["stream"])
     figures.add("engine_share_without_recompute", shares["stream-none"])
+    figures.add("engine_share_of_2048_tokens", more_shares["stream"])
     for kind, seconds in trainings.items():
         figures.add(f"{kind.replace('-', '_')}_training_seconds", seconds)
     for kind, seconds in steps.items():

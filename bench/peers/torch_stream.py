@@ -1,6 +1,6 @@
-"""Training steps of one decoder in PyTorch, with the protocol of bench_adam_race: torch_stream.py KIND THREADS.
+"""Training steps of one decoder in PyTorch, with the protocol of bench_adam_race: torch_stream.py KIND THREADS ROWS.
 
-Eight blocks of width 512, a vocabulary of 8,192, two rows of 256 tokens, weights in bf16 with fp32 masters. KIND: `plain` and
+Eight blocks of width 512, a vocabulary of 8,192, ROWS rows of 256 tokens, weights in bf16 with fp32 masters. KIND: `plain` and
 `checkpointing` keep all on the device and update by fused AdamW, casts included; `stream` and `stream-none` are tandem.stream with
 recomputing and without, all state on the host.
 """
@@ -12,7 +12,7 @@ from race_protocol import serve
 from torch.utils.checkpoint import checkpoint
 from torch_optimizer import VALUES, WithMasters
 
-WIDTH, HEADS, BLOCKS, WORDS, ROWS, LENGTH = 512, 8, 8, 8192, 2, 256
+WIDTH, HEADS, BLOCKS, WORDS, LENGTH = 512, 8, 8, 8192, 256
 F = torch.nn.functional
 
 
@@ -79,9 +79,9 @@ class Streamed:
 
 
 class Race:
-    def __init__(self, kind):
+    def __init__(self, kind, rows):
         self.side = Streamed({"stream": "units", "stream-none": "none"}[kind]) if kind.startswith("stream") else Plain(kind == "checkpointing")
-        self.tokens = torch.randint(0, WORDS, (ROWS, LENGTH + 1), generator=torch.Generator().manual_seed(1))
+        self.tokens = torch.randint(0, WORDS, (rows, LENGTH + 1), generator=torch.Generator().manual_seed(1))
         self.losses = []
         self.engine_share = 0.0
 
@@ -107,8 +107,8 @@ class Race:
 
 
 def main():
-    kind, threads = sys.argv[1], int(sys.argv[2])
-    serve(lambda: Race(kind), threads)
+    kind, threads, rows = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+    serve(lambda: Race(kind, rows), threads)
 
 
 if __name__ == "__main__":
