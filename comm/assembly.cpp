@@ -46,7 +46,8 @@ std::string difference_of(const std::vector<std::vector<Fact>>& facts) {
     std::string text;
     for (std::size_t i = 0; i < values.size(); ++i) {
       if (std::ranges::find(values, values[i]) != values.begin() + static_cast<std::ptrdiff_t>(i)) continue;
-      text += fmt::format("{}'{}' ({})", text.empty() ? "" : ", ", shown(values[i]),
+      const std::string value = values[i].empty() ? "not given" : fmt::format("'{}'", shown(values[i]));
+      text += fmt::format("{}{} ({})", text.empty() ? "" : ", ", value,
                           ranks_where(count, [&](std::size_t rank) { return values[rank] == values[i]; }));
     }
     return fmt::format("ranks differ in {}: {}; start all ranks with the same program, options and kind of device",

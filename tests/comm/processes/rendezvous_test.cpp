@@ -93,7 +93,7 @@ TEST(RendezvousStart, NamesAFactThatOneRankLacks) {
   const auto ranks = launch_all(2, [](RendezvousOptions& options) {
     if (options.rank.index == 0) options.facts.pop_back();
   });
-  EXPECT_THAT(messages_of(ranks), Each(HasSubstr("ranks differ in model: '' (rank 0), 'tiny' (rank 1)")));
+  EXPECT_THAT(messages_of(ranks), Each(HasSubstr("ranks differ in model: not given (rank 0), 'tiny' (rank 1)")));
 }
 
 TEST(RendezvousStart, NamesTwoProcessesOfOneRank) {
