@@ -2,6 +2,7 @@
 takes memory."""
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -48,6 +49,27 @@ class DeferredTensor(torch.Tensor):
 def computed(value: Any) -> Any:
     """A tensor with memory: a deferred one is computed, others are as they are."""
     return value.compute() if isinstance(value, DeferredTensor) else value
+
+
+class LastRead:
+    """Weights that are read when they are written to a file. The last is kept: parts of one parameter are read one after another."""
+
+    def __init__(self, read: Callable[[str], torch.Tensor]) -> None:
+        """`read` gives the values of a parameter by its name."""
+        self._read_weight = read
+        self._name: str | None = None
+        self._values: torch.Tensor | None = None
+
+    def defer(self, like: torch.Tensor, name: str) -> DeferredTensor:
+        """Tensor that stands for the weights of a parameter."""
+        meta = torch.empty(like.shape, dtype=like.dtype, device="meta")
+        return DeferredTensor(meta, functools.partial(self._read, name))
+
+    def _read(self, name: str) -> torch.Tensor:
+        if self._name != name or self._values is None:
+            self._values = None
+            self._values, self._name = self._read_weight(name), name
+        return self._values
 
 
 def _empty(deferred: torch.Tensor) -> torch.Tensor:

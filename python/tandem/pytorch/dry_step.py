@@ -13,9 +13,9 @@ from .._core import Device
 from ..errors import PlanError, UsageError
 from .forward_hooks import hook_module, wrap_unit
 from .live_bytes import LiveBytes
-from .stream_runtime import Recompute, StreamRuntime
+from .stream_runtime import StreamRuntime
 from .tensors import tensor_of
-from .unit_pass import Random, other_buffers
+from .unit_pass import Random, Recompute, other_buffers
 from .units import Member, Unit
 
 #: Uses of a unit that a dry step allows.

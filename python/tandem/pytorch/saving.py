@@ -9,16 +9,14 @@ import sys
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from ..errors import WriteError
-from .deferred_tensor import DeferredTensor, computed
+from .deferred_tensor import LastRead, computed
 from .patches import replaced
-
-if TYPE_CHECKING:
-    from .stream_runtime import StreamRuntime
+from .stream_runtime import StreamRuntime
 
 #: Names of types in safetensors files.
 _NAMES = {torch.float64: "F64", torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16", torch.int64: "I64",
@@ -63,31 +61,11 @@ def _bytes(tensor: torch.Tensor) -> Any:
     return tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data
 
 
-class LastRead:
-    """Reads weights, and keeps the last: parts of one parameter are read one after another."""
-
-    def __init__(self, runtime: StreamRuntime) -> None:
-        self._runtime = runtime
-        self._name: str | None = None
-        self._values: torch.Tensor | None = None
-
-    def defer(self, like: torch.Tensor, name: str) -> DeferredTensor:
-        """Tensor that stands for the weights of a parameter."""
-        meta = torch.empty(like.shape, dtype=like.dtype, device="meta")
-        return DeferredTensor(meta, functools.partial(self._read, name))
-
-    def _read(self, name: str) -> torch.Tensor:
-        if self._name != name or self._values is None:
-            self._values = None
-            self._values, self._name = self._runtime.read_weight(name), name
-        return self._values
-
-
 @contextlib.contextmanager
 def _deferring(runtime: StreamRuntime) -> Iterator[None]:
     """`state_dict` has deferred weights within, and writers of files take them."""
     with contextlib.ExitStack() as patched:
-        patched.enter_context(replaced(runtime, "deferred", LastRead(runtime)))
+        patched.enter_context(replaced(runtime, "deferred", LastRead(runtime.read_weight)))
         for name in _WRITERS:
             if hasattr(sys.modules.get(name), "safe_save_file"):
                 patched.enter_context(replaced(sys.modules[name], "safe_save_file", write_safetensors))

@@ -4,20 +4,17 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Literal
 
 import torch
 
 from .._core import Evaluation, Gradients, OffloadEngine, Weights
 from ..errors import MisuseError
+from .deferred_tensor import LastRead
 from .held_parameters import masters_of
 from .loose_parameters import LooseParameters
-from .saving import LastRead
 from .tensors import CurrentStream, is_plain, tensor_of, tensors_of
-from .unit_pass import UnitPass
+from .unit_pass import Recompute, UnitPass
 from .units import Member, Unit
-
-Recompute = Literal["units", "none"]
 
 
 class StreamRuntime:

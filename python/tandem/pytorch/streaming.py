@@ -20,9 +20,10 @@ from .forward_hooks import hook_module, wrap_unit
 from .held_parameters import DTYPES, check_parameter, common_device, layout_shape
 from .loose_parameters import loose_bytes
 from .saving import save_in_pieces
-from .stream_runtime import Recompute, StreamRuntime
+from .stream_runtime import StreamRuntime
 from .streamed_parameter import StreamedParameter
 from .tensors import open_device_for
+from .unit_pass import Recompute
 from .units import Unit, find_units, owners_of
 from .weight_files import read_weights
 

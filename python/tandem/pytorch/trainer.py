@@ -13,8 +13,8 @@ import torch
 from ..errors import MisuseError, UsageError
 from .adamw import AdamW
 from .engine_optimizer import EngineOptimizer
-from .stream_runtime import Recompute
 from .streaming import stream
+from .unit_pass import Recompute
 
 #: Folder of a checkpoint of the Trainer's with the engine's.
 _FOLDER = "tandem"

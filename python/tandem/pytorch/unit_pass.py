@@ -9,16 +9,33 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, Literal, NoReturn, Protocol
 
 import torch
 
+from .._core import Weights
 from ..errors import MisuseError
 from .unit_arguments import UnitArguments
 from .units import Unit
 
-if TYPE_CHECKING:
-    from .stream_runtime import StreamRuntime
+#: What backward makes again: the forwards of units, or nothing.
+Recompute = Literal["units", "none"]
+
+
+class PassOwner(Protocol):
+    """What a pass asks of whom it belongs to: weights, and a place for gradients. StreamRuntime says what each does and raises."""
+
+    device: torch.device
+    recompute: Recompute
+
+    def fetch(self, unit: Unit) -> Weights: ...
+    def weights_of(self, guard: Weights) -> list[torch.Tensor]: ...
+    def release(self, guard: Weights, unit: Unit) -> None: ...
+    def begin_backward(self) -> None: ...
+    def open(self, one: UnitPass) -> None: ...
+    def closed(self, one: UnitPass) -> None: ...
+    def add(self, one: UnitPass, index: int, gradient: torch.Tensor) -> None: ...
+    def commit(self, one: UnitPass) -> None: ...
 
 
 class Random:
@@ -110,7 +127,7 @@ class _Input:
 class UnitPass:
     """A forward of a unit with gradients. Lives as long as the graph that it has made."""
 
-    def __init__(self, runtime: StreamRuntime, unit: Unit, call: Callable[..., Any]) -> None:
+    def __init__(self, runtime: PassOwner, unit: Unit, call: Callable[..., Any]) -> None:
         self._runtime = runtime
         self.unit = unit
         self._call = call
