@@ -26,15 +26,15 @@ if(TANDEM_CCACHE)
   set(CMAKE_CUDA_COMPILER_LAUNCHER ${TANDEM_CCACHE})
 endif()
 
-# No contraction: every fused multiply-add of a kernel is explicit, as on the CPU. A kernel whose registers spill
-# to memory is an error where that is under our control: for the architectures and the toolkit that the kernels were
-# made with. Elsewhere it is slower, and no reason to refuse a build: what warns is an error (tandem_flags), so that there
+# No contraction: every fused multiply-add of a kernel is explicit, as on the CPU. A kernel whose registers spill to
+# memory, or whose arrays lie there, is an error where that is under our control: for the architectures and the toolkit that
+# the kernels were made with. Elsewhere it is slower, and no reason to refuse a build: what warns is an error (tandem_flags), so that there
 # nobody asks for a warning.
 set(gpu_kernel_flags -fmad=false --expt-relaxed-constexpr)
 set(gpu_kernel_flags_elsewhere ${gpu_kernel_flags} CACHE INTERNAL "nvcc flags of the kernels where they may spill")
 set(may_spill ON)
 if("${CMAKE_CUDA_ARCHITECTURES}" STREQUAL "80-real;90" AND CMAKE_CUDA_COMPILER_VERSION VERSION_LESS 13.1)
-  list(APPEND gpu_kernel_flags -Xptxas=-warn-spills -Werror=all-warnings)
+  list(APPEND gpu_kernel_flags -Xptxas=-warn-spills,-warn-lmem-usage -Werror=all-warnings)
   set(may_spill OFF)
 endif()
 set(gpu_kernels_may_spill ${may_spill} CACHE INTERNAL "Whether a kernel whose registers spill is no error")

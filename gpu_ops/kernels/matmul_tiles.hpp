@@ -55,7 +55,9 @@ TANDEM_DEVICE void multiply(const float* a, const float* b, PlainSums& sums) {
 template <class Body>
 TANDEM_DEVICE void for_sums(const PlainSums& sums, const Body& body) {
   using Size = PlainTiling;
+  TANDEM_UNROLL
   for (int i = 0; i < Size::each; ++i) {
+    TANDEM_UNROLL
     for (int j = 0; j < Size::each; ++j) {
       body(thread_index() / Size::side + i * Size::side, thread_index() % Size::side + j * Size::side, sums.x[i][j]);
     }
