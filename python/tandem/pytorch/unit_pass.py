@@ -18,12 +18,12 @@ from ..errors import MisuseError
 from .unit_arguments import UnitArguments
 from .units import Unit
 
-#: What backward makes again: the forwards of units, or nothing.
+#: Forwards that backward makes again: those of units, or none.
 Recompute = Literal["units", "none"]
 
 
 class PassOwner(Protocol):
-    """What a pass asks of whom it belongs to: weights, and a place for gradients. StreamRuntime says what each does and raises."""
+    """The owner of passes: gives weights, and takes gradients. StreamRuntime says what each method does and raises."""
 
     device: torch.device
     recompute: Recompute
