@@ -5,7 +5,7 @@ Usage: check_pages.py ROOT
 
 Reports one line "FILE:LINE: RULE: WHAT" for each mistake and ends with 1 where there is one:
   link    a relative link whose file, or whose anchor in it, is not there; below docs/ also one without a file's name, which
-          Doxygen does not resolve
+          Doxygen does not resolve, and one to a page elsewhere, which is not part of what it builds
   path    a code span that names a file or folder of the tree which is not there: `core/base/error.hpp`, `adam_*.cpp`,
           `cpu_ops/{kernels,update}/`, or the bare name of a C++ or CUDA file
   gpu     a page says that something has not run on a GPU: bench/results/README.md alone does, in one list
@@ -83,6 +83,8 @@ def check_links(root, page, text):
             path = root / page.parent / name if name else root / page
             if not name and page.parts[0] == "docs":
                 yield number, "link", f"{target}: Doxygen needs the name of the page before it"
+            if page.parts[0] == "docs" and path.suffix == ".md" and (root / "docs").resolve() not in path.resolve().parents:
+                yield number, "link", f"{target} is no page of docs/: name the file in a code span"
             if not path.exists():
                 yield number, "link", f"{target} is not there"
             elif anchor and path.suffix == ".md" and anchor not in pages.anchors(path.read_text()):

@@ -16,6 +16,8 @@ PLANTED = [
     ("docs/cuda.md", "See [a part](performance-model.md#no-such-part).", "link"),
     ("README.md", "See [this page](#nowhere).", "link"),
     ("docs/cuda.md", "See [this page](#messages).", "link"),
+    ("docs/cuda.md", "See [security](../SECURITY.md).", "link"),
+    ("docs/design/0001-host-device-first.md", "See [security](../../SECURITY.md).", "link"),
     ("core/base/README.md", "![a picture](../../docs/pictures/none.svg)", "link"),
     ("docs/architecture.md", "`core/error.hpp` moved.", "path"),
     ("docs/architecture.md", "`core/base/{error,errors}.hpp`", "path"),
