@@ -10,6 +10,7 @@
 #include "core/base/direct_buffer.hpp"
 #include "core/base/error.hpp"
 #include "core/tensor/layout_quantum.hpp"
+#include "scheduler/plan/divided_state.hpp"
 #include "scheduler/plan/plan_builder.hpp"
 #include "scheduler/plan/rank_slice.hpp"
 
@@ -112,40 +113,6 @@ namespace {
 // Bytes: what is said to fit is to fit in the next run too, where the program holds a little more or less.
 constexpr std::size_t rerun_slack_bytes = std::size_t{4} << 20;
 
-struct Knobs {
-  int prefetch = 1;
-  int gradient_buffers = 1;
-  bool keep_gradients = false;
-  bool send_sums = false;
-  bool small_pieces = true;
-  bool speculates = false;
-  bool codes = false;
-  int resident_layers = 0;
-  std::size_t file_bytes = 0;  ///< least bytes of state that leave host memory for a file
-};
-
-Plan build(const ParameterLayout& layout, const OffloadOptions& options, const Knobs& knobs) {
-  PlanBuilder builder(layout, options);
-  builder.divide_state();
-  builder.place_in_file(knobs.file_bytes);
-  builder.place_weights(knobs.resident_layers, knobs.prefetch, knobs.gradient_buffers);
-  if (knobs.codes) builder.place_codes();
-  builder.place_gradients(knobs.keep_gradients, knobs.send_sums);
-  if (knobs.speculates) builder.speculate();
-  builder.book_memory(knobs.small_pieces);
-  return std::move(builder).take();
-}
-
-/// The least demanding plan that the options allow.
-Knobs smallest_knobs(const ParameterLayout& layout, const OffloadOptions& options) {
-  Knobs knobs;
-  knobs.prefetch = options.prefetch_layers.value_or(knobs.prefetch);
-  knobs.resident_layers = options.resident_layers.value_or(knobs.resident_layers);
-  knobs.speculates = options.speculate == Speculate::on;
-  if (options.policy.kind == Policy::Kind::device) knobs.resident_layers = layout.layer_count();
-  return knobs;
-}
-
 /// Bytes by which the plan and everything beside it passes the host memory, under options that hold the device's own
 /// reserve.
 std::size_t over_host_memory(const OffloadOptions& options, const PlanningFacts& facts, const Plan& plan) noexcept {
@@ -161,11 +128,11 @@ std::size_t device_bytes_of(const Plan& plan, const PlanningFacts& facts) noexce
 /// Spends spare device memory where it saves most: first what lets copies overlap, then fetches of fewer bytes and
 /// gradients that need not travel, then layers that need not be fetched. Never at the cost of host memory that there is
 /// not.
-Plan improve(const ParameterLayout& layout, const OffloadOptions& options, const PlanningFacts& facts, Knobs& knobs,
-             Plan plan, std::size_t budget) {
+Plan improve(const DividedState& divided, const PlanningFacts& facts, Knobs& knobs, Plan plan, std::size_t budget) {
+  const OffloadOptions& options = divided.options();
   std::size_t over = over_host_memory(options, facts, plan);
   const auto attempt = [&](const Knobs& candidate) {
-    Plan better = build(layout, options, candidate);
+    Plan better = divided.plan(candidate);
     const std::size_t over_then = over_host_memory(options, facts, better);
     if (device_bytes_of(better, facts) > budget || over_then > over) return false;
     over = over_then;
@@ -177,7 +144,7 @@ Plan improve(const ParameterLayout& layout, const OffloadOptions& options, const
   const auto fits_unforced = [&](const Knobs& candidate) {
     PlanningFacts free = facts;
     free.host_limit = 0;
-    return over_host_memory(options, free, build(layout, options, candidate)) == 0;
+    return over_host_memory(options, free, divided.plan(candidate)) == 0;
   };
   Knobs wish = knobs;
   wish.small_pieces = false;
@@ -196,7 +163,7 @@ Plan improve(const ParameterLayout& layout, const OffloadOptions& options, const
   if (!attempt(wish)) wish = knobs;
   if (!options.resident_layers && options.policy.kind != Policy::Kind::device) {
     int low = knobs.resident_layers;  // fits
-    int high = layout.layer_count();
+    int high = divided.layout().layer_count();
     // Without buffers for those that pass, all may take less than most of them.
     wish.resident_layers = high;
     if (attempt(wish)) low = high;
@@ -215,22 +182,21 @@ Plan improve(const ParameterLayout& layout, const OffloadOptions& options, const
 
 /// The plan with memory for updates ahead of the norm, where that is left: of what is free now, though a ceiling may
 /// insist on more.
-Plan with_speculation(const ParameterLayout& layout, const OffloadOptions& options, PlanningFacts facts, Knobs& knobs,
-                      Plan plan, std::size_t budget) {
+Plan with_speculation(const DividedState& divided, PlanningFacts facts, Knobs& knobs, Plan plan, std::size_t budget) {
   if (plan.shares().cpu == 0) return plan;
   facts.host_limit = 0;
   Knobs wish = knobs;
   wish.speculates = true;
-  Plan ahead = build(layout, options, wish);
-  if (device_bytes_of(ahead, facts) > budget || over_host_memory(options, facts, ahead) > 0) return plan;
+  Plan ahead = divided.plan(wish);
+  if (device_bytes_of(ahead, facts) > budget || over_host_memory(divided.options(), facts, ahead) > 0) return plan;
   knobs = wish;
   return ahead;
 }
 
 /// The plan with as little of the state in a file as brings it under the host memory that there is, or all of it. Less
 /// of the host is then pinned, and so the driver's share of the device is smaller.
-Plan with_state_in_file(const ParameterLayout& layout, const OffloadOptions& options, const PlanningFacts& facts,
-                        Knobs knobs, Plan plan) {
+Plan with_state_in_file(const DividedState& divided, const PlanningFacts& facts, Knobs knobs, Plan plan) {
+  const OffloadOptions& options = divided.options();
   const auto moved = [&] {
     std::size_t bytes = 0;
     for (const Subgroup& s : plan.subgroups) {
@@ -241,7 +207,7 @@ Plan with_state_in_file(const ParameterLayout& layout, const OffloadOptions& opt
   while (const std::size_t over = over_host_memory(options, facts, plan)) {
     const std::size_t before = moved();
     knobs.file_bytes = before + part_of_rank(over, options.rank);
-    plan = build(layout, options, knobs);
+    plan = divided.plan(knobs);
     if (moved() == before) break;  // there is no more
   }
   return plan;
@@ -311,7 +277,7 @@ void note_reserves(Plan& plan, const OffloadOptions& options, const PlanningFact
   OffloadOptions frugal = with_policy(options, Policy::host());
   frugal.resident_layers = 0;
   frugal.prefetch_layers = 1;
-  const Plan little = build(layout, frugal, smallest_knobs(layout, frugal));
+  const Plan little = DividedState(layout, frugal).smallest();
   const std::size_t least = device_bytes(little);
   const bool under = least <= ceiling;
   const bool trains = layout.state_elements() > 0;  // else no policy divides anything
@@ -331,23 +297,23 @@ void note_reserves(Plan& plan, const OffloadOptions& options, const PlanningFact
 
 Plan plan_fixed(const ParameterLayout& layout, const OffloadOptions& options, const PlanningFacts& facts,
                 std::size_t ceiling) {
+  const DividedState divided(layout, options);
   Knobs knobs = smallest_knobs(layout, options);
-  Plan plan = build(layout, options, knobs);
+  Plan plan = divided.plan(knobs);
   const std::size_t budget = ceiling > options.reserved_device_memory ? ceiling - options.reserved_device_memory : 0;
   if (device_bytes_of(plan, facts) > budget) refuse_device(layout, options, facts, plan, ceiling);
-  plan = improve(layout, options, facts, knobs, std::move(plan), budget);
+  plan = improve(divided, facts, knobs, std::move(plan), budget);
   if (options.speculate == Speculate::automatic) {
-    plan = with_speculation(layout, options, facts, knobs, std::move(plan), budget);
+    plan = with_speculation(divided, facts, knobs, std::move(plan), budget);
   }
-  if (options.state_folder) plan = with_state_in_file(layout, options, facts, knobs, std::move(plan));
+  if (options.state_folder) plan = with_state_in_file(divided, facts, knobs, std::move(plan));
   plan.device_memory = ceiling;
   return plan;
 }
 
 /// The least that a plan of a policy other than `auto` takes on the device, with the caller's share.
 std::size_t smallest_bytes(const ParameterLayout& layout, const OffloadOptions& options, const PlanningFacts& facts) {
-  return device_bytes_of(build(layout, options, smallest_knobs(layout, options)), facts) +
-         options.reserved_device_memory;
+  return device_bytes_of(DividedState(layout, options).smallest(), facts) + options.reserved_device_memory;
 }
 
 /// Plan of policy auto: as much of the state on the device as fits; the plan that is least over host memory where that

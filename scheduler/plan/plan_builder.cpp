@@ -253,10 +253,14 @@ void PlanBuilder::assign_interleave() {
   }
 }
 
-void PlanBuilder::place_weights(int resident_layers, int prefetch, int gradient_buffers) {
+void PlanBuilder::order_layers() {
   plan_.layers.resize(layout_.layers().size());
   size_classes();
-  for (const LayerIndex l : by_worth_of_residence(layout_, plan_)) placement(l).resident = resident_layers-- > 0;
+  worth_most_first_ = by_worth_of_residence(layout_, plan_);
+}
+
+void PlanBuilder::place_weights(int resident_layers, int prefetch, int gradient_buffers) {
+  for (const LayerIndex l : worth_most_first_) placement(l).resident = resident_layers-- > 0;
   const LayerFlags lends = lenders();
   size_weight_buffers(lends, prefetch);
   for (LayerPlacement& of_layer : plan_.layers) of_layer.host_copy = !of_layer.resident;

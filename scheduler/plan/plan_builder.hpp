@@ -1,5 +1,5 @@
 #pragma once
-// Builds one plan from options and a few knobs; `make_plan` turns the knobs.
+// Builds one plan from options and a few settings (divided_state.hpp).
 #include <cstddef>
 #include <cstdint>
 #include <vector>
@@ -22,6 +22,9 @@ class PlanBuilder {
 
   /// Cuts every layer's state into subgroups and gives each a tier and an updater, as the policy says.
   void divide_state();
+  /// Sorts layers into size classes, and by what it is worth to keep each on the device. Up to here plans of the same
+  /// options are the same: a builder may be copied.
+  void order_layers();
   /// Moves at least `bytes` of the state on the host, or all of it, to a file.
   void place_in_file(std::size_t bytes);
   /// Keeps the weights of `resident_layers` layers on the device, those most worth it; the others share buffers of
@@ -69,6 +72,7 @@ class PlanBuilder {
   const ParameterLayout& layout_;
   const OffloadOptions& options_;
   Plan plan_;
+  std::vector<LayerIndex> worth_most_first_;
 };
 
 }  // namespace tandem

@@ -39,7 +39,8 @@ ToyResult waiting(ToyOptions o) {
   return train_toy(o);
 }
 
-/// Just below the norm of some steps and above that of others: those are clipped when all but a little of them is updated.
+/// Just below the norm of some steps and above that of others: those are clipped when all but a little of them is
+/// updated.
 double between(const std::vector<double>& norms) {
   std::vector<double> sorted = norms;
   std::ranges::sort(sorted);
@@ -246,7 +247,8 @@ TEST_P(Speculation, ShowsTheOldWeightsWithinAStep) {
 INSTANTIATE_TEST_SUITE_P(Policies, Speculation, ::testing::Values("host", "static:0.5", "interleave:2"),
                          [](const auto& tested) {
                            std::string name = tested.param;
-                           std::ranges::replace_if(name, [](char c) { return !std::isalnum(c); }, '_');
+                           std::ranges::replace_if(
+                               name, [](char c) { return !std::isalnum(c); }, '_');
                            return name;
                          });
 

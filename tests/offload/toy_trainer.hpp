@@ -406,8 +406,8 @@ inline ToyOptions with_state_in_file(ToyOptions o, double share) {
 
 inline ToyResult train_toy(const ToyOptions& options) { return ToyTrainer(options).run(); }
 
-/// A training in which some update runs ahead, unless none may: a step does not end before the first one has, since a step
-/// that ends while the CPU's thread is not scheduled leaves it none.
+/// A training in which some update runs ahead, unless none may: a step does not end before the first one has, since a
+/// step that ends while the CPU's thread is not scheduled leaves it none.
 inline ToyResult train_toy_ahead(ToyOptions o) {
   const auto end = o.end;
   o.end = [end](OffloadEngine& engine) {
