@@ -13,12 +13,17 @@ option(TANDEM_EVERY_CARD "Kernels for each card that packages are for: A100, RTX
 set(TANDEM_CUDA_FOUND OFF)
 if(TANDEM_CUDA STREQUAL "ON" OR (TANDEM_CUDA STREQUAL "AUTO" AND NOT TANDEM_SANITIZE))
   # A100 and H100 class. RTX 40 runs the code of the first; newer cards compile the intermediate code (PTX) of the last when a
-  # program first starts there.
-  set(architectures 80-real 90)
-  if(TANDEM_EVERY_CARD)
-    set(architectures 80-real 89-real 90 120)
+  # program first starts there. A tree follows the option unless it was given architectures of its own.
+  set(some_cards 80-real 90)
+  set(every_card 80-real 89-real 90 120)
+  if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES OR CMAKE_CUDA_ARCHITECTURES STREQUAL "${some_cards}"
+     OR CMAKE_CUDA_ARCHITECTURES STREQUAL "${every_card}")
+    set(architectures ${some_cards})
+    if(TANDEM_EVERY_CARD)
+      set(architectures ${every_card})
+    endif()
+    set(CMAKE_CUDA_ARCHITECTURES ${architectures} CACHE STRING "CUDA architectures" FORCE)
   endif()
-  set(CMAKE_CUDA_ARCHITECTURES ${architectures} CACHE STRING "CUDA architectures")
   include(CheckLanguage)
   check_language(CUDA)
   if(CMAKE_CUDA_COMPILER)
