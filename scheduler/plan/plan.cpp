@@ -295,9 +295,10 @@ void note_reserves(Plan& plan, const OffloadOptions& options, const PlanningFact
       advice_of(fitting), smallest.table(), std::make_shared<const MemoryPlan>(smallest.needs()));
 }
 
-Plan plan_fixed(const ParameterLayout& layout, const OffloadOptions& options, const PlanningFacts& facts,
-                std::size_t ceiling) {
-  const DividedState divided(layout, options);
+/// The plan of a policy other than `auto`.
+Plan plan_fixed(const DividedState& divided, const PlanningFacts& facts, std::size_t ceiling) {
+  const ParameterLayout& layout = divided.layout();
+  const OffloadOptions& options = divided.options();
   Knobs knobs = smallest_knobs(layout, options);
   Plan plan = divided.plan(knobs);
   const std::size_t budget = ceiling > options.reserved_device_memory ? ceiling - options.reserved_device_memory : 0;
@@ -312,8 +313,8 @@ Plan plan_fixed(const ParameterLayout& layout, const OffloadOptions& options, co
 }
 
 /// The least that a plan of a policy other than `auto` takes on the device, with the caller's share.
-std::size_t smallest_bytes(const ParameterLayout& layout, const OffloadOptions& options, const PlanningFacts& facts) {
-  return device_bytes_of(DividedState(layout, options).smallest(), facts) + options.reserved_device_memory;
+std::size_t smallest_bytes(const DividedState& divided, const PlanningFacts& facts) {
+  return device_bytes_of(divided.smallest(), facts) + divided.options().reserved_device_memory;
 }
 
 /// Plan of policy auto: as much of the state on the device as fits; the plan that is least over host memory where that
@@ -327,9 +328,10 @@ Plan plan_automatic(const ParameterLayout& layout, const OffloadOptions& options
   for (std::size_t i = 0; i < candidates.size(); ++i) {
     const OffloadOptions fixed = with_policy(options, candidates[i]);
     if (i == 0 && keeps_fewer_layers(layout, options)) continue;
+    const DividedState divided(layout, fixed);
     // The last is refused in words, where nothing before it fits on the device either.
-    if ((i + 1 < candidates.size() || least) && smallest_bytes(layout, fixed, facts) > ceiling) continue;
-    Plan plan = plan_fixed(layout, fixed, facts, ceiling);
+    if ((i + 1 < candidates.size() || least) && smallest_bytes(divided, facts) > ceiling) continue;
+    Plan plan = plan_fixed(divided, facts, ceiling);
     plan.chosen_by_auto = true;
     const std::size_t over = over_host_memory(options, facts, plan);
     if (over == 0) return plan;
@@ -354,7 +356,7 @@ OffloadOptions with_reserve(OffloadOptions options, const PlanningFacts& facts) 
 Plan plan_of_device(const ParameterLayout& layout, const OffloadOptions& options, const PlanningFacts& facts,
                     std::size_t ceiling) {
   Plan plan = options.policy.kind == Policy::Kind::automatic ? plan_automatic(layout, options, facts, ceiling)
-                                                             : plan_fixed(layout, options, facts, ceiling);
+                                                             : plan_fixed({layout, options}, facts, ceiling);
   plan.storage_hash = layout.storage_hash();  // here, as many plans are built before one is taken
   note_reserves(plan, options, facts);
   return plan;
@@ -544,7 +546,7 @@ std::size_t smallest_device_memory(const ParameterLayout& layout, const OffloadO
   check_options(layout, options);
   const OffloadOptions fixed =
       options.policy.kind == Policy::Kind::automatic ? with_policy(options, Policy::host()) : options;
-  return smallest_bytes(layout, fixed, {});
+  return smallest_bytes({layout, fixed}, {});
 }
 
 }  // namespace tandem
