@@ -27,9 +27,9 @@ if(TANDEM_CCACHE)
 endif()
 
 # No contraction: every fused multiply-add of a kernel is explicit, as on the CPU. A kernel whose registers spill to
-# memory, or whose arrays lie there, is an error where that is under our control: for the architectures and the toolkit that
-# the kernels were made with. Elsewhere it is slower, and no reason to refuse a build: what warns is an error (tandem_flags), so that there
-# nobody asks for a warning.
+# memory, or whose arrays lie there, is an error where that is under our control: for the architectures and the toolkit
+# that the kernels were made with. Elsewhere it is slower, and no reason to refuse a build: what warns is an error
+# (tandem_flags), so that there nobody asks for a warning.
 set(gpu_kernel_flags -fmad=false --expt-relaxed-constexpr)
 set(gpu_kernel_flags_elsewhere ${gpu_kernel_flags} CACHE INTERNAL "nvcc flags of the kernels where they may spill")
 set(may_spill ON)
