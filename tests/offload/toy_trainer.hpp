@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cmath>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -19,10 +18,10 @@
 #include "api/open_device.hpp"
 #include "core/device/device.hpp"
 #include "core/device/group.hpp"
-#include "core/numerics/fp8_scale.hpp"
 #include "core/params/parameter_layout.hpp"
 #include "offload/engine/engine.hpp"
 #include "tests/offload/toy_device.hpp"
+#include "tests/offload/toy_work.hpp"
 
 namespace tandem::testing {
 
@@ -116,61 +115,6 @@ inline ParameterLayout toy_layout(const ToyOptions& o) {
   return layout;
 }
 
-/// A value in [-1, 1) from a counter.
-inline float noise(std::uint64_t key, std::uint64_t counter) {
-  std::uint64_t x = key * 0x9e3779b97f4a7c15ULL + counter * 0xbf58476d1ce4e5b9ULL + 1;
-  x ^= x >> 31;
-  x *= 0x94d049bb133111ebULL;
-  x ^= x >> 29;
-  return static_cast<float>(static_cast<double>(x >> 11) * 0x1.0p-52 - 1.0);
-}
-
-/// Adds `value` to an fp32 gradient, or writes it as a bf16 one.
-inline void add_gradient(DType dtype, void* gradients, std::int64_t i, float value) {
-  if (dtype == DType::bf16) {
-    static_cast<bf16*>(gradients)[i] = numerics::round_to_bf16(value);
-  } else {
-    static_cast<float*>(gradients)[i] += value;
-  }
-}
-
-/// Weight `i` of a view, whose memory is `values`.
-inline float weight_at(const TensorView& w, const bf16* values, std::int64_t i) {
-  return w.dtype == DType::f32 ? reinterpret_cast<const float*>(values)[i] : numerics::bf16_to_float(values[i]);
-}
-
-/// Weights as products of eight-bit factors see them: rounded whole, as Ops::quantize does.
-inline std::vector<bf16> rounded_whole(const bf16* values, std::int64_t count) {
-  using Format = numerics::E4m3;
-  std::uint32_t largest = 0;
-  for (std::int64_t i = 0; i < count; ++i) largest = std::max(largest, numerics::fp8_magnitude(values[i]));
-  const bool finite = largest < numerics::fp8_not_finite;
-  const int e = finite ? numerics::fp8_exponent<Format>(largest) : 0;
-  std::vector<bf16> rounded(static_cast<std::size_t>(count));
-  for (std::size_t i = 0; i < rounded.size(); ++i) {
-    const std::uint8_t code = finite ? numerics::to_scaled_fp8<Format>(numerics::bf16_to_float(values[i]), e)
-                                     : numerics::fp8_nan_code<Format>();
-    rounded[i] = numerics::scaled_fp8_to_bf16<Format>(code, e);
-  }
-  return rounded;
-}
-
-/// Weights of a view as the toy's work takes them.
-class UsedWeights {
- public:
-  UsedWeights(const TensorView& w, const bf16* values, bool factor) : w_(w), values_(values) {
-    if (!factor) return;
-    rounded_ = rounded_whole(values, w.count());
-    values_ = rounded_.data();
-  }
-  float operator[](std::int64_t i) const { return weight_at(w_, values_, i); }
-
- private:
-  TensorView w_;
-  const bf16* values_;
-  std::vector<bf16> rounded_;
-};
-
 class ToyTrainer {
  public:
   explicit ToyTrainer(const ToyOptions& o) : ToyTrainer(o, o.make_device(o.device), nullptr) {}
@@ -193,7 +137,7 @@ class ToyTrainer {
     const std::uint64_t seed = o.seed;
     engine_->initialize([seed](const Parameter& p, std::span<float> values) {
       const std::uint64_t key = seed + std::hash<std::string>{}(p.full_name);
-      for (std::size_t i = 0; i < values.size(); ++i) values[i] = 0.1F * noise(key, i);
+      fill_with_noise(key, 0.1F, values);
     });
   }
 
@@ -292,15 +236,12 @@ class ToyTrainer {
       const TensorView w = weights[p.name];
       const bool factor = p.options.fp8_factor;
       toy_device_->enqueue(stream_, "toy forward", w, {}, [w, out, factor](const bf16* values, void*) {
-        const UsedWeights used(w, values, factor);
-        float sum = 0.0F;
-        for (std::int64_t i = 0; i < w.count(); ++i) sum += used[i] * static_cast<float>(i % 5 - 2);
-        *out += sum;
+        *out += weighted_sum(w, values, factor);
       });
     }
   }
 
-  /// d/dw of 0.5 (w - target)^2, a target per micro-batch: depends on the weight's bits.
+  /// A target per micro-batch.
   void backward_one(int l, int s, int micro, const WeightsGuard& weights) {
     const std::vector<Parameter>& parameters = layout_.layer(l).parameters;
     const auto absent = [&](const Parameter& p) {
@@ -347,18 +288,13 @@ class ToyTrainer {
   void add_part(int l, int s, int local, TensorView w, TensorView g, bool factor = false) {
     if (!g) return;
     const int micro = local * rank_.count + rank_.index;
-    const std::uint64_t key = o_.seed + static_cast<std::uint64_t>(s * 1000 + micro * 100 + l);
     // Two of three cancel each other, and take away from what they are added to.
     const float instead = !o_.uneven || micro % 3 == 0 ? 0.0F : micro % 3 == 1 ? 0x1p20F : -0x1p20F;
-    const bool poison = s == o_.nan_at_step && l == o_.nan_layer && micro == 0;
-    const auto work = [w, g, key, poison, instead, factor](const bf16* values, void* out) {
-      const UsedWeights used(w, values, factor);
-      for (std::int64_t i = 0; i < g.count(); ++i) {
-        const bool spoilt = poison && i == g.count() / 2;
-        const float d = used[i] - noise(key, static_cast<std::uint64_t>(i));
-        add_gradient(g.dtype, out, i, spoilt ? std::nanf("") : instead != 0.0F ? instead : d);
-      }
-    };
+    const GradientPart part{.key = o_.seed + static_cast<std::uint64_t>(s * 1000 + micro * 100 + l),
+                            .instead = instead,
+                            .poison = s == o_.nan_at_step && l == o_.nan_layer && micro == 0,
+                            .factor = factor};
+    const auto work = [part, w, g](const bf16* values, void* out) { add_gradient_of(part, w, values, g, out); };
     toy_device_->enqueue(stream_, "toy backward", w, g, work);
   }
 
