@@ -58,8 +58,8 @@ class Tensor {
 /// Values rounded to bf16.
 Tensor rounded(const Tensor& sums);
 
-/// Numbers in a fixed sequence (splitmix64: Steele, Lea, Flood, "Fast Splittable Pseudorandom Number Generators", 2014). The
-/// standard library's distributions took a third of the time of tests that draw arrays.
+/// Numbers in a fixed sequence (splitmix64: Steele, Lea and Flood, "Fast Splittable Pseudorandom Number Generators",
+/// 2014). The standard library's distributions took a third of the time of tests that draw arrays.
 class Random {
  public:
   explicit Random(unsigned seed) : engine_{seed} {}
@@ -88,7 +88,7 @@ class Random {
     std::uint64_t state;
   };
   Engine engine_;
-  float second_ = 0.0F;     ///< of the pair that normal() drew last
+  float second_ = 0.0F;  ///< the second of the pair that normal() drew last
   bool has_second_ = false;
 };
 

@@ -10,7 +10,7 @@
 #include <tuple>
 #include <vector>
 
-#include "tests/offload/toy_trainer.hpp"
+#include "tests/offload/toy/trainer.hpp"
 
 namespace tandem {
 namespace {

@@ -7,7 +7,7 @@
 #include <string>
 
 #include "tests/offload/draw.hpp"
-#include "tests/offload/toy_trainer.hpp"
+#include "tests/offload/toy/trainer.hpp"
 
 namespace tandem {
 namespace {

@@ -12,7 +12,7 @@
 #include <thread>
 #include <utility>
 
-#include "tests/offload/toy_trainer.hpp"
+#include "tests/offload/toy/trainer.hpp"
 
 namespace tandem::testing {
 

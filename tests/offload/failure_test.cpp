@@ -15,7 +15,7 @@
 #include "core/base/stall.hpp"
 #include "core/base/trace.hpp"
 #include "tests/offload/idle_device.hpp"
-#include "tests/offload/toy_trainer.hpp"
+#include "tests/offload/toy/trainer.hpp"
 
 namespace tandem {
 namespace {

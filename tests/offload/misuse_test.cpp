@@ -12,7 +12,7 @@
 
 #include "core/base/error.hpp"
 #include "tests/offload/misuse_message.hpp"
-#include "tests/offload/toy_trainer.hpp"
+#include "tests/offload/toy/trainer.hpp"
 
 namespace tandem {
 namespace {

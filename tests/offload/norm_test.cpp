@@ -8,7 +8,7 @@
 
 #include "core/numerics/norm_block.hpp"
 #include "core/ops/update_kernels.hpp"
-#include "tests/offload/toy_trainer.hpp"
+#include "tests/offload/toy/trainer.hpp"
 
 namespace tandem {
 namespace {

@@ -1,5 +1,5 @@
 // The engine's tests on the host device.
-#include "tests/offload/toy_device.hpp"
+#include "tests/offload/toy/device.hpp"
 
 namespace tandem::testing {
 

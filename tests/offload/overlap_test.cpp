@@ -9,7 +9,7 @@
 #include <thread>
 #include <utility>
 
-#include "tests/offload/toy_trainer.hpp"
+#include "tests/offload/toy/trainer.hpp"
 
 namespace tandem {
 namespace {

@@ -2,7 +2,7 @@
 #include <gtest/gtest.h>
 
 #include "tests/offload/planned_traffic.hpp"
-#include "tests/offload/toy_trainer.hpp"
+#include "tests/offload/toy/trainer.hpp"
 
 namespace tandem {
 namespace {

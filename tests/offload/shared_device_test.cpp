@@ -6,7 +6,7 @@
 #include <string_view>
 #include <utility>
 
-#include "tests/offload/toy_trainer.hpp"
+#include "tests/offload/toy/trainer.hpp"
 
 namespace tandem {
 namespace {

@@ -6,7 +6,7 @@
 #include <thread>
 #include <vector>
 
-#include "tests/offload/toy_trainer.hpp"
+#include "tests/offload/toy/trainer.hpp"
 
 namespace tandem {
 namespace {

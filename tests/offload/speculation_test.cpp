@@ -11,7 +11,7 @@
 
 #include "core/base/error.hpp"
 #include "offload/engine/speculation_choice.hpp"
-#include "tests/offload/toy_trainer.hpp"
+#include "tests/offload/toy/trainer.hpp"
 
 namespace tandem {
 namespace {

@@ -16,7 +16,7 @@
 #include "core/base/trace.hpp"
 #include "tests/gpu_ops/fake_runtime/fake_cuda.hpp"
 #include "tests/gpu_ops/fake_runtime/fake_profiler.hpp"
-#include "tests/offload/toy_trainer.hpp"
+#include "tests/offload/toy/trainer.hpp"
 
 namespace tandem {
 namespace {

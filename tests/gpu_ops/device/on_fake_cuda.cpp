@@ -8,7 +8,7 @@
 #include "gpu_ops/emulation/grid.hpp"
 #include "tests/gpu_ops/device/fake_device.hpp"
 #include "tests/gpu_ops/device/toy_machine.hpp"
-#include "tests/offload/toy_device.hpp"
+#include "tests/offload/toy/device.hpp"
 
 namespace tandem::testing {
 

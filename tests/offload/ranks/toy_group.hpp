@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "tests/comm/connect.hpp"
-#include "tests/offload/toy_trainer.hpp"
+#include "tests/offload/toy/trainer.hpp"
 
 namespace tandem::testing {
 

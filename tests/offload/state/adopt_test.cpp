@@ -4,7 +4,7 @@
 #include <ostream>
 
 #include "core/base/error.hpp"
-#include "tests/offload/toy_trainer.hpp"
+#include "tests/offload/toy/trainer.hpp"
 
 namespace tandem {
 namespace {

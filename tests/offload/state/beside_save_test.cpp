@@ -17,7 +17,7 @@
 #include <utility>
 
 #include "offload/engine/state_io.hpp"
-#include "tests/offload/toy_trainer.hpp"
+#include "tests/offload/toy/trainer.hpp"
 
 namespace tandem {
 namespace {

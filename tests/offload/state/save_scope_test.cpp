@@ -14,7 +14,7 @@
 #include <utility>
 
 #include "core/base/error.hpp"
-#include "tests/offload/toy_trainer.hpp"
+#include "tests/offload/toy/trainer.hpp"
 
 namespace tandem {
 namespace {

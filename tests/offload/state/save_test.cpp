@@ -12,7 +12,7 @@
 #include "core/params/state_digest.hpp"
 #include "io/checkpoint.hpp"
 #include "io/safetensors.hpp"
-#include "tests/offload/toy_trainer.hpp"
+#include "tests/offload/toy/trainer.hpp"
 
 namespace tandem {
 namespace {

@@ -9,7 +9,7 @@
 
 #include "cpu_ops/device/host_device.hpp"
 #include "offload/engine/engine.hpp"
-#include "tests/offload/toy_trainer.hpp"
+#include "tests/offload/toy/trainer.hpp"
 
 namespace tandem {
 namespace {

@@ -14,7 +14,7 @@
 
 #include "core/base/error.hpp"
 #include "offload/storage/state_file.hpp"
-#include "tests/offload/toy_trainer.hpp"
+#include "tests/offload/toy/trainer.hpp"
 #include "tests/scheduler/in_file.hpp"
 
 namespace tandem {

@@ -2,7 +2,7 @@
 #include <vector>
 
 #include "tests/gpu_ops/device/device_testing.hpp"
-#include "tests/offload/toy_device.hpp"
+#include "tests/offload/toy/device.hpp"
 
 namespace tandem::testing {
 namespace {

@@ -20,8 +20,8 @@
 #include "core/device/group.hpp"
 #include "core/params/parameter_layout.hpp"
 #include "offload/engine/engine.hpp"
-#include "tests/offload/toy_device.hpp"
-#include "tests/offload/toy_work.hpp"
+#include "tests/offload/toy/device.hpp"
+#include "tests/offload/toy/work.hpp"
 
 namespace tandem::testing {
 
@@ -235,9 +235,8 @@ class ToyTrainer {
     for (const Parameter& p : layout_.layer(l).parameters) {
       const TensorView w = weights[p.name];
       const bool factor = p.options.fp8_factor;
-      toy_device_->enqueue(stream_, "toy forward", w, {}, [w, out, factor](const bf16* values, void*) {
-        *out += weighted_sum(w, values, factor);
-      });
+      toy_device_->enqueue(stream_, "toy forward", w, {},
+                           [w, out, factor](const bf16* values, void*) { *out += weighted_sum(w, values, factor); });
     }
   }
 

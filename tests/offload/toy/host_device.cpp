@@ -1,6 +1,6 @@
 #include <utility>
 
-#include "tests/offload/toy_device.hpp"
+#include "tests/offload/toy/device.hpp"
 
 namespace tandem::testing {
 namespace {

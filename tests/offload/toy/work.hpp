@@ -1,6 +1,6 @@
 #pragma once
-// What the toy trainer computes. Its loops are a library of their own, which is optimised where tests are not: most of the
-// time of the engine's tests under a sanitizer went into them.
+// Arithmetic of the toy trainer. Its loops are a library of their own, which is optimised where tests are not: most of
+// the time of the engine's tests under a sanitizer went into them.
 #include <cstdint>
 #include <span>
 #include <vector>
@@ -42,10 +42,10 @@ std::vector<bf16> rounded_whole(const bf16* values, std::int64_t count);
 /// @param factor  they are rounded whole first
 float weighted_sum(const TensorView& w, const bf16* values, bool factor);
 
-/// What adds to a gradient beside the weight that it is of.
+/// A part of a gradient, beside the weight that it is of.
 struct GradientPart {
-  std::uint64_t key = 0;  ///< of the targets
-  float instead = 0.0F;   ///< of every element, where it is not zero
+  std::uint64_t key = 0;  ///< key of the targets
+  float instead = 0.0F;   ///< this for every element, where it is not zero
   bool poison = false;    ///< one element is not a number
   bool factor = false;    ///< weights are rounded whole first
 };

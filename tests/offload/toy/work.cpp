@@ -1,4 +1,4 @@
-#include "tests/offload/toy_work.hpp"
+#include "tests/offload/toy/work.hpp"
 
 #include <algorithm>
 #include <cmath>
