@@ -1,7 +1,5 @@
 #include "tests/cpu_ops/op_testing.hpp"
 
-#include "core/numerics/normal.hpp"
-
 namespace tandem::testing {
 namespace {
 
@@ -47,19 +45,7 @@ Tensor rounded(const Tensor& sums) {
   return t;
 }
 
-float Random::normal(float deviation) {
-  if (!has_second_) {
-    const std::uint64_t a = engine_(), b = engine_();
-    const numerics::NormalPair pair =
-        numerics::normal_pair({{static_cast<std::uint32_t>(a), static_cast<std::uint32_t>(a >> 32),
-                                static_cast<std::uint32_t>(b), static_cast<std::uint32_t>(b >> 32)}});
-    second_ = static_cast<float>(pair.second);
-    has_second_ = true;
-    return deviation * static_cast<float>(pair.first);
-  }
-  has_second_ = false;
-  return deviation * second_;
-}
+float Random::normal(float deviation) { return deviation * std::normal_distribution<float>()(engine_); }
 
 Tensor Random::tensor(DType dtype, Shape shape, float deviation) {
   Tensor t(dtype, shape);
