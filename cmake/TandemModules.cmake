@@ -87,6 +87,7 @@ function(tandem_test name)
     list(REMOVE_ITEM sources ${elsewhere})
   endforeach()
   add_executable(${name}_test ${sources})
+  # Others are compiled once more by some test, and would be there twice.
   set(inlines ${T_USES})
   list(FILTER inlines INCLUDE REGEX "^(core|cpu_ops)$")
   tandem_inlines_from(${name}_test ${inlines} ${T_LINKS})

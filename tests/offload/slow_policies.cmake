@@ -10,7 +10,7 @@ foreach(suite EveryPolicy SkippedStep EngineArithmetic)
   endforeach()
   list(APPEND slow_policies "Policies/*${suite}.*\"device\"*")
 endforeach()
-# Of these the residents are those of static:0.5.
+# Newer suites, which have residents beside updates by the CPU under static:0.5.
 foreach(suite Fp32Weights OpenSteps AbsentGradients Decisions)
   list(APPEND slow_mixed_policies "Policies/*${suite}.*\"interleave:*")
   list(APPEND slow_policies "Policies/*${suite}.*\"device\"*")

@@ -240,7 +240,7 @@ class ToyTrainer {
     }
   }
 
-  /// A target per micro-batch.
+  /// Gradients of a layer by one micro-batch, which has targets of its own.
   void backward_one(int l, int s, int micro, const WeightsGuard& weights) {
     const std::vector<Parameter>& parameters = layout_.layer(l).parameters;
     const auto absent = [&](const Parameter& p) {
