@@ -14,8 +14,8 @@ using asio::ip::tcp;
 using boost::system::error_code;
 
 std::string text_of(const tcp::endpoint& endpoint) {
-  const auto address = endpoint.address();
-  const std::string host = address.is_v6() ? "[" + address.to_string() + "]" : address.to_string();
+  const std::string host = endpoint.address().to_string();
+  if (endpoint.address().is_v6()) return fmt::format("[{}]:{}", host, endpoint.port());
   return fmt::format("{}:{}", host, endpoint.port());
 }
 

@@ -94,8 +94,8 @@ std::vector<AdapterModule> adapter_modules(const ModelConfig& c) {
   return modules;
 }
 
-std::string a_of(const AdapterModule& module) { return module.name + std::string(lora_a); }
-std::string b_of(const LinearLayer& layer) { return layer.module + std::string(lora_b); }
+std::string a_of(const AdapterModule& module) { return fmt::format("{}{}", module.name, lora_a); }
+std::string b_of(const LinearLayer& layer) { return fmt::format("{}{}", layer.module, lora_b); }
 
 bool is_router(const AdapterModule& module) { return module.name == router_module; }
 
