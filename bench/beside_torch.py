@@ -1,10 +1,10 @@
 """torch: tandem.optim.AdamW and tandem.stream beside PyTorch, on the host device.
 
 A step of the optimizer, with all state on the device and with all of it on the host, beside fused AdamW: 100 million parameters in
-bf16, fp32 masters on both sides, PyTorch's casts included. Then training steps of a decoder of 36 million parameters on 512 tokens,
-streamed with all state on the host, beside PyTorch with checkpointing and without; and of the streamed one alone on 2,048 tokens.
-Processes that all exist at once step in turn. DeepSpeed's
-CPUAdam and torchao's CPUOffloadOptimizer take part where they run on a CPU; `left_out` of the result says why one does not.
+bf16, fp32 masters on both sides, PyTorch's casts included. Then training steps of a decoder of 36 million parameters on 2,048 tokens,
+a usual row of `tandem finetune`, streamed with all state on the host, beside PyTorch with checkpointing and without; and of the
+streamed one alone on 512 tokens, a short step. Processes that all exist at once step in turn. DeepSpeed's CPUAdam and torchao's
+CPUOffloadOptimizer take part where they run on a CPU; `left_out` of the result says why one does not.
 """
 import subprocess
 
@@ -15,8 +15,8 @@ COUNT = 100_000_000
 WARM_UP = 2
 PAIRS = 61
 TRAININGS = ("plain", "checkpointing", "stream", "stream-none")
-ROWS = 2  # rows of 256 tokens, in a step
-MORE_ROWS = 8
+ROWS = 8  # rows of 256 tokens, in a step
+FEWER_ROWS = 2
 TURNS = 21
 POLICIES = ("device", "host")
 PEERS = ("deepspeed", "torchao")
@@ -69,7 +69,7 @@ def measure():
     environment = {**harness.path_with(python), "PYTHONPATH": str(harness.BUILD / "python")}
     steps, left_out = race_optimizers(python, environment)
     trainings, shares = race_trainings(python, environment, TRAININGS, ROWS)
-    _, more_shares = race_trainings(python, environment, ("stream",), MORE_ROWS)
+    _, shares_of_short = race_trainings(python, environment, ("stream",), FEWER_ROWS)
     figures = harness.Figures()
     for other in (kind for kind in steps if kind not in POLICIES):
         for policy in POLICIES:
@@ -80,7 +80,7 @@ def measure():
         figures.add(figure, harness.ratios(trainings[kind], trainings[other]))
     figures.add("engine_share", shares["stream"])
     figures.add("engine_share_without_recompute", shares["stream-none"])
-    figures.add("engine_share_of_2048_tokens", more_shares["stream"])
+    figures.add("engine_share_of_512_tokens", shares_of_short["stream"])
     for kind, seconds in trainings.items():
         figures.add(f"{kind.replace('-', '_')}_training_seconds", seconds)
     for kind, seconds in steps.items():

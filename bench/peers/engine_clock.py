@@ -40,13 +40,6 @@ class EngineClock:
         seconds, self.seconds = self.seconds, 0.0
         return seconds
 
-    def _turn(self, inside):
-        now = time.perf_counter()
-        if self._inside:
-            self.seconds += now - self._since
-        before, self._inside, self._since = self._inside, inside, now
-        return before
-
     def _without_waits(self, update):
         def reported(engine, **values):
             report = update(engine, **values)
@@ -54,12 +47,26 @@ class EngineClock:
             return report
         return reported
 
+    def _pause(self):
+        """Ends a stretch in the engine's code, if there is one; returns whether."""
+        now = time.perf_counter()
+        if self._inside:
+            self.seconds += now - self._since
+        return self._inside
+
     def _wrapped(self, function, inside):
+        """Time is read as the last thing before the function and the first thing after it: the clock's own is in no stretch."""
         @functools.wraps(function)
         def timed(*arguments, **keywords):
-            before = self._turn(inside)
+            before = self._pause()
+            self._inside = inside
+            self._since = time.perf_counter()
             try:
                 return function(*arguments, **keywords)
             finally:
-                self._turn(before)
+                now = time.perf_counter()
+                if inside:
+                    self.seconds += now - self._since
+                self._inside = before
+                self._since = time.perf_counter()
         return timed

@@ -68,26 +68,31 @@ def _autocast_around() -> bool:
     return around
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(frozen=True)
 class Autocast:
-    """Whether operations run in another type. Without autocast's cache, which would keep cast weights of all units."""
+    """Whether operations run in another type, within a context of autocast. Without autocast's cache, which would keep cast weights of
+    all units."""
 
-    kind: str
-    enabled: bool
     dtype: torch.dtype
-    around: bool
+    enabled: bool
 
     @staticmethod
-    def now(kind: str) -> Autocast:
-        """The present one, for devices of a kind."""
-        return Autocast(kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind), _autocast_around())
+    def now(kind: str) -> Autocast | None:
+        """The present one, for devices of a kind; None: no context is around, and none is needed."""
+        enabled = torch.is_autocast_enabled(kind)
+        return Autocast(torch.get_autocast_dtype(kind), enabled) if enabled or _autocast_around() else None
 
-    def again(self) -> Any:
-        """A context with the same types as then. Nothing is changed where no context of autocast is around, then and now: the cache of one
-        within ends with it."""
-        if not self.enabled and not self.around and Autocast.now(self.kind) == self:
-            return contextlib.nullcontext()
-        return torch.autocast(self.kind, dtype=self.dtype, enabled=self.enabled, cache_enabled=False)
+
+def autocast_again(then: Autocast | None, now: Autocast | None, kind: str) -> contextlib.AbstractContextManager[Any]:
+    """A context with the same types as then. Nothing is changed where no context of autocast is around, then and now: the cache of one
+    within ends with it."""
+    if then is None and now is None:
+        return _UNCHANGED
+    dtype, enabled = (then.dtype, then.enabled) if then is not None else (None, False)
+    return torch.autocast(kind, dtype=dtype, enabled=enabled, cache_enabled=False)
+
+
+_UNCHANGED = contextlib.nullcontext()
 
 
 @dataclasses.dataclass(eq=False)
@@ -135,9 +140,8 @@ class UnitPass:
         self._expected = 0  # gradients that may come
         self.arrived: set[int] = set()
         self._inputs: list[_Input] = []
-        self._shapes: list[torch.Size] = []  # shapes and types of tensors that operations save, and that are made again
-        self._dtypes: list[torch.dtype] = []
-        self._again: list[torch.Tensor] | None = None
+        self._saved: list[tuple[torch.Size, torch.dtype]] = []  # shapes and types of tensors that operations save, and that are made again
+        self._again: list[torch.Tensor | None] = []  # these, while backward needs them; None: something else was made in its place
         self._by_address: dict[int, int] = {}  # numbers of the weights of the use that is going on
         self._weights: Any = None  # guard, from the first thing that backward asks for to the end of the unit's
         self._whole: list[torch.Tensor] = []  # over its weights, where backward asks for parts of them
@@ -150,25 +154,32 @@ class UnitPass:
         self._arguments = UnitArguments(arguments, keywords)
         kept = self._runtime.recompute == "none"
         self._random = None if kept else Random(self._runtime.device)
-        self._autocast = Autocast.now(self._runtime.device.type)
+        self._autocast = now = Autocast.now(self._runtime.device.type)
         tensors = self._enter(self._arguments.tensors)
         del arguments, keywords
-        with self._using(trained=True) as guard:
+        guard = self._begin_use()
+        try:
+            self._await_gradients()
             if kept:
                 self._by_address = {leaf.untyped_storage().data_ptr(): i for i, leaf in reversed(list(enumerate(self._leaves)))}
             pack, unpack = (self._pack_weights, self._unpack_weights) if kept else (self._pack, self._made_again)
-            with torch.autograd.graph.saved_tensors_hooks(pack, unpack), self._autocast.again():
+            with torch.autograd.graph.saved_tensors_hooks(pack, unpack), autocast_again(now, now, self._runtime.device.type):
                 output = self._arguments.call(self._call, tensors)
             self._arguments.forget()
             self._leave()
             self._runtime.release(guard, self.unit)
+        finally:
+            self._take_weights()
         return output
 
     def run_without_gradients(self, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
-        with self._using(trained=False) as guard:
+        guard = self._begin_use()
+        try:
             output = self._call(*arguments, **keywords)
             self._leave()
             self._runtime.release(guard, self.unit)
+        finally:
+            self._take_weights()
         return output
 
     def _enter(self, given: list[torch.Tensor]) -> list[torch.Tensor]:
@@ -185,19 +196,17 @@ class UnitPass:
         self._inputs = [_Input(tensor.detach(), tensor.requires_grad, tensor._version) for tensor in tensors]
         return tensors
 
-    @contextlib.contextmanager
-    def _using(self, trained: bool) -> Iterator[Any]:
-        """The unit's weights on the device, in the places where its modules look for them."""
+    def _begin_use(self) -> Any:
+        """Puts the unit's weights, on the device, in the places where its modules look for them."""
         guard = self._runtime.fetch(self.unit)
         self._leaves = self._put_weights(guard)
+        return guard
+
+    def _await_gradients(self) -> None:
         for index, leaf in enumerate(self._leaves):
-            if trained and leaf.requires_grad:
+            if leaf.requires_grad:
                 self._expected += 1
                 leaf.register_post_accumulate_grad_hook(self._arrival(index))
-        try:
-            yield guard
-        finally:
-            self._take_weights()
 
     def _put_weights(self, guard: Any) -> list[Any]:
         """Leaves over the weights of a guard, in the places of the parameters."""
@@ -224,27 +233,29 @@ class UnitPass:
 
     def _pack(self, tensor: torch.Tensor) -> int:
         """Stand-in that autograd keeps of a tensor: its number."""
-        self._shapes.append(tensor.shape)
-        self._dtypes.append(tensor.dtype)
-        return len(self._shapes) - 1
+        saved = self._saved
+        saved.append((tensor.shape, tensor.dtype))
+        return len(saved) - 1
 
     def _made_again(self, index: int) -> torch.Tensor:
-        again = self._again
-        if again is None:
-            again = self._compute_again()
-        if index < len(again):
-            found = again[index]
-            if found.dtype is self._dtypes[index] and found.shape == self._shapes[index]:
-                return found
-        self._refuse_other(index, again)
+        again = self._again or self._compute_again()
+        found = again[index]
+        return self._refuse_other(index) if found is None else found
 
-    def _refuse_other(self, index: int, again: list[torch.Tensor]) -> NoReturn:
-        then = f", {tuple(again[index].shape)} then" if index < len(again) else ""
+    def _refuse_other(self, index: int) -> NoReturn:
         raise MisuseError(f"unit '{self.unit.name}' computes something else when it is computed again (saved tensor {index}: "
-                          f"{tuple(self._shapes[index])} at first{then}): its forward must depend "
+                          f"{tuple(self._saved[index][0])} at first): its forward must depend "
                           "on its inputs alone; pass use_cache=False to models that keep keys and values, or stream with recompute=\"none\"")
 
-    def _compute_again(self) -> list[torch.Tensor]:
+    def _matching(self, made: list[torch.Tensor]) -> list[torch.Tensor | None]:
+        """What was made again, by the numbers of what was saved at first: None where that was something else."""
+        kinds = [(tensor.shape, tensor.dtype) for tensor in made]
+        if kinds == self._saved:
+            return list(made)
+        matching = [made[i] if kind == saved else None for i, (kind, saved) in enumerate(zip(kinds, self._saved, strict=False))]
+        return matching + [None] * (len(self._saved) - len(matching))
+
+    def _compute_again(self) -> list[torch.Tensor | None]:
         """The second forward, whose graph is dropped: what its operations save is what those of the first saved."""
         for number, value in enumerate(self._inputs):
             if value.tensor._version != value.version:
@@ -252,6 +263,7 @@ class UnitPass:
                                   "again; stream with recompute=\"none\"")
         assert self._random is not None
         self._runtime.begin_backward()
+        kind = self._runtime.device.type
         tensors = [value.tensor.detach().requires_grad_(value.requires_grad) for value in self._inputs]
         made: list[torch.Tensor] = []
 
@@ -262,13 +274,13 @@ class UnitPass:
         self._hold()
         self._put_weights(self._weights)
         try:
-            with self._random.again(), other_buffers(self._module()), self._autocast.again(), torch.enable_grad(), \
-                    torch.autograd.graph.saved_tensors_hooks(keep, made.__getitem__):
+            with self._random.again(), other_buffers(self._module()), torch.enable_grad(), \
+                    autocast_again(self._autocast, Autocast.now(kind), kind), torch.autograd.graph.saved_tensors_hooks(keep, made.__getitem__):
                 self._arguments.call(self._call, tensors)
         finally:
             self._take_weights()
-        self._again = made
-        return made
+        self._again = self._matching(made)
+        return self._again
 
     def _pack_weights(self, tensor: torch.Tensor) -> Any:
         index = self._by_address.get(tensor.untyped_storage().data_ptr())
@@ -312,7 +324,7 @@ class UnitPass:
 
     def finish(self) -> None:
         """Commits the gradients, and gives the weights back: backward of the unit is done."""
-        self._again = None
+        self._again = []
         self._whole = []
         guard, self._weights = self._weights, None
         try:
@@ -325,7 +337,7 @@ class UnitPass:
 
     def drop(self) -> None:
         """Gives everything back without a commit."""
-        self._again = None
+        self._again = []
         self._whole = []
         self._weights = None
         self.arrived.clear()
