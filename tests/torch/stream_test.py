@@ -1,4 +1,5 @@
 """tandem.stream: torch's gradients, one digest under every plan, and placeholders that never lie."""
+import contextlib
 import copy
 import gc
 import pickle
@@ -173,17 +174,26 @@ class Mathematics(unittest.TestCase):
         for (name, mine), (_, other) in zip(model.named_buffers(), plain.named_buffers(), strict=True):
             self.assertTrue(torch.equal(mine, other), name)
 
-    def test_autocast(self):
+    def check_autocast(self, forward, backward, tolerance):
+        """Gradients beside PyTorch's, of a forward and a backward within these contexts."""
         plain, (model, optimizer) = Model(), streamed()
         for each in (plain, model):
             torch.manual_seed(0)
-            with torch.autocast("cpu", dtype=torch.bfloat16):
+            with forward():
                 loss = each.loss(batches(1)[0])
-            loss.backward()
+            with backward():
+                loss.backward()
         optimizer.step()
         for index, (name, parameter) in enumerate(plain.named_parameters()):
             if parameter.grad is not None:
-                self.assertLess(relative(optimizer.state_dict()["state"][index]["exp_avg"], 0.1 * parameter.grad), 1e-2, name)
+                self.assertLess(relative(optimizer.state_dict()["state"][index]["exp_avg"], 0.1 * parameter.grad), tolerance, name)
+
+    def test_autocast(self):
+        def within(enabled=True):
+            return torch.autocast("cpu", dtype=torch.bfloat16, enabled=enabled)
+        self.check_autocast(within, contextlib.nullcontext, 1e-2)
+        self.check_autocast(contextlib.nullcontext, within, 1e-5)  # computed again in the forward's types, not in backward's
+        self.check_autocast(lambda: within(enabled=False), within, 1e-5)
 
 
 class Bits(unittest.TestCase):

@@ -203,6 +203,7 @@ class UnitPass:
         return guard
 
     def _await_gradients(self) -> None:
+        """Hands each gradient of the use over when backward has completed it."""
         for index, leaf in enumerate(self._leaves):
             if leaf.requires_grad:
                 self._expected += 1
