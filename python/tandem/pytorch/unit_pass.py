@@ -249,7 +249,7 @@ class UnitPass:
                           "on its inputs alone; pass use_cache=False to models that keep keys and values, or stream with recompute=\"none\"")
 
     def _matching(self, made: list[torch.Tensor]) -> list[torch.Tensor | None]:
-        """What was made again, by the numbers of what was saved at first: None where that was something else."""
+        """Tensors made again, by the numbers of those saved at first: None where one is of another shape or type."""
         kinds = [(tensor.shape, tensor.dtype) for tensor in made]
         if kinds == self._saved:
             return list(made)
