@@ -55,7 +55,7 @@ class EngineClock:
         return self._inside
 
     def _wrapped(self, function, inside):
-        """Time is read as the last thing before the function and the first thing after it: the clock's own is in no stretch."""
+        """Time is read last before the function and first after it, so that the clock's own is in no stretch."""
         @functools.wraps(function)
         def timed(*arguments, **keywords):
             before = self._pause()
@@ -64,9 +64,7 @@ class EngineClock:
             try:
                 return function(*arguments, **keywords)
             finally:
-                now = time.perf_counter()
-                if inside:
-                    self.seconds += now - self._since
+                self._pause()
                 self._inside = before
                 self._since = time.perf_counter()
         return timed

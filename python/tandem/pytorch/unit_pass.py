@@ -141,7 +141,7 @@ class UnitPass:
         self.arrived: set[int] = set()
         self._inputs: list[_Input] = []
         self._saved: list[tuple[torch.Size, torch.dtype]] = []  # shapes and types of tensors that operations save, and that are made again
-        self._again: list[torch.Tensor | None] = []  # these, while backward needs them; None: something else was made in its place
+        self._again: list[torch.Tensor | torch.Size | None] = []  # these, while backward needs them, as `_matching` gives them
         self._by_address: dict[int, int] = {}  # numbers of the weights of the use that is going on
         self._weights: Any = None  # guard, from the first thing that backward asks for to the end of the unit's
         self._whole: list[torch.Tensor] = []  # over its weights, where backward asks for parts of them
@@ -241,22 +241,22 @@ class UnitPass:
     def _made_again(self, index: int) -> torch.Tensor:
         again = self._again or self._compute_again()
         found = again[index]
-        return self._refuse_other(index) if found is None else found
+        return found if isinstance(found, torch.Tensor) else self._refuse_other(index, found)
 
-    def _refuse_other(self, index: int) -> NoReturn:
+    def _refuse_other(self, index: int, shape: torch.Size | None) -> NoReturn:
+        then = f", {tuple(shape)} then" if shape is not None else ""
         raise MisuseError(f"unit '{self.unit.name}' computes something else when it is computed again (saved tensor {index}: "
-                          f"{tuple(self._saved[index][0])} at first): its forward must depend "
+                          f"{tuple(self._saved[index][0])} at first{then}): its forward must depend "
                           "on its inputs alone; pass use_cache=False to models that keep keys and values, or stream with recompute=\"none\"")
 
-    def _matching(self, made: list[torch.Tensor]) -> list[torch.Tensor | None]:
-        """Tensors made again, by the numbers of those saved at first: None where one is of another shape or type."""
-        kinds = [(tensor.shape, tensor.dtype) for tensor in made]
-        if kinds == self._saved:
-            return list(made)
-        matching = [made[i] if kind == saved else None for i, (kind, saved) in enumerate(zip(kinds, self._saved, strict=False))]
-        return matching + [None] * (len(self._saved) - len(matching))
+    def _matching(self, made: list[torch.Tensor]) -> list[torch.Tensor | torch.Size | None]:
+        """Tensors made again, by the numbers of those saved at first: its shape where one is of another shape or type, None where there
+        is none."""
+        matching = [tensor if (tensor.shape, tensor.dtype) == saved else tensor.shape
+                    for tensor, saved in zip(made, self._saved, strict=False)]
+        return [*matching, *[None] * (len(self._saved) - len(matching))]
 
-    def _compute_again(self) -> list[torch.Tensor | None]:
+    def _compute_again(self) -> list[torch.Tensor | torch.Size | None]:
         """The second forward, whose graph is dropped: what its operations save is what those of the first saved."""
         for number, value in enumerate(self._inputs):
             if value.tensor._version != value.version:

@@ -139,8 +139,7 @@ TEST_F(FakeNcclComplains, OfACommunicatorThatIsGone) {
 
 TEST_F(FakeNcclComplains, OfACommunicatorThatIsNotReady) {
   // Half of the groups are queued late. Whether the next call comes before that is up to the system: not every time.
-  fake_nccl::Behaviour slow;
-  slow.longest_delay_us = 5'000;
+  const fake_nccl::Behaviour slow{.longest_delay_us = 5'000};
   testing::fake_nccl().behave(&slow);
   for (int i = 0; i < 500 && send(ranks_[0], 1, 1) != fake_nccl::invalid_usage; ++i) {
   }
